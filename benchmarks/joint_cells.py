@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.laws import ROUNDING, histograms_in_order, label_law, moved, passing, release
+from support.laws import ROUNDING, histograms, label_law, neighbours, passing, release
 from terrine_server.privacy.joint import (
     MAX_EXPONENT,
     costs_up_to,
@@ -37,16 +37,14 @@ if __name__ == "__main__":
     for teachers, classes in SIZES:
         pairs = [
             (before, after)
-            for before in histograms_in_order(teachers, classes)
-            for after in moved(before)
+            for before in histograms(teachers, classes)
+            for after in neighbours(before)
         ]
         top, top2 = (np.array([max(pair[at]) for pair in pairs]) for at in (0, 1))
         for sigma2, order in product(SIGMAS2, ORDERS):
             if order * (order - 1) > MAX_EXPONENT * sigma2**2:
                 continue
-            laws = {
-                votes: label_law(votes, sigma2) for votes in histograms_in_order(teachers, classes)
-            }
+            laws = {votes: label_law(votes, sigma2) for votes in histograms(teachers, classes)}
             with np.errstate(over="ignore"):
                 told = np.array(
                     [np.sum(laws[a] ** order * laws[b] ** (1 - order)) for a, b in pairs]

@@ -2,8 +2,8 @@
 
     python check_chain.py FILE...
 
-FILE is what `terrine ledger export PROJECT` or `terrine log export` wrote. The format is described
-in ledger.md, beside this file; nothing here is shared with Terrine.
+FILE is what `terrine ledger export` wrote, of a project or the log. The format is described in
+ledger.md, beside this file; nothing here is shared with Terrine.
 
 Checked: the hash of the terms; every entry's number and hash; that the account names the last of
 them, and has the balances that the entries add up to, within the budgets.

@@ -2,8 +2,8 @@
 
     python check_log.py --policy POLICY [--checkpoint OLD]... [--log URL] EXPORT...
 
-EXPORT is what `terrine ledger export PROJECT` or `terrine log export` wrote. POLICY says whose
-signatures are needed, and where the log is (`log KEY URL`, or --log). OLD is a checkpoint that was
+EXPORT is what `terrine ledger export` wrote, of a project or the log. POLICY says whose signatures
+are needed, and where the log is (`log KEY URL`, or --log). OLD is a checkpoint that was
 saved before, from `URL/checkpoint`. Formats: c2sp.org/tlog-tiles, tlog-checkpoint, tlog-cosignature
 and tlog-policy; checking.md, beside this file. Nothing here is shared with Terrine.
 

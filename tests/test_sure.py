@@ -35,22 +35,6 @@ def test_a_run_that_fails_is_the_last_and_its_log_is_kept(
     assert "idle 2" not in said
 
 
-def test_every_run_of_every_piece_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = "import sys; print(f'5 passed of {sys.argv[2]}')"
-    pieces = ("statistical=2", "busy=1")
-    assert repeated(program, tmp_path, monkeypatch, *pieces) == (0, [])
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == [
-        "statistical 1 of 2",
-        "statistical 2 of 2",
-        "busy 1 of 1",
-    ]
-    holds(said[0], 5, "passed", "statistical")
-    holds(said[2], 5, "passed", "nightly")
-
-
 def test_busy_processes_end_with_who_started_them() -> None:
     program = (
         "import os, signal, subprocess; from support import sure\n"

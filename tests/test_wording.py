@@ -119,7 +119,7 @@ def test_what_commands_refuse_is_worded(
 
     data = tmp_path / "data"
     refused("nothing is set up", "serve")
-    refused("nothing is set up", "project", "list")
+    refused("nothing is set up", "project", "show")
     terrine("init").fine  # noqa: B018
     budget = ("--epsilon", 5, "--delta", "1e-5")
     cap = ("ensemble", "register", "digits", "--epsilon", 20, "--delta", "1e-4")

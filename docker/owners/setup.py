@@ -132,7 +132,7 @@ def certify(name: str, key: Path, certificate: Path) -> None:
 
 
 def write_federation(file: Path, found: Sequence[str]) -> None:
-    """Write the file for `terrine owners gather`; one that exists is the user's."""
+    """Write the file for `terrine federation gather`; one that exists is the user's."""
     if not file.exists():
         owners = "".join(OWNER.format(name=name) for name in found)
         file.write_text(FEDERATION.format(quorum=max(1, len(found) - 1)) + owners)

@@ -35,6 +35,8 @@ class Addon:
     """An `EnsembleFormat`: directories with another document than a manifest."""
     voters: Mapping[str, str] = field(default_factory=dict)
     """By the kind of an ensemble: what makes `Voters` of settings."""
+    probes: Mapping[str, str] = field(default_factory=dict)
+    """Likewise: what asks those who vote elsewhere, of a directory, and returns a `Reached`."""
     local_voters: Mapping[str, str] = field(default_factory=dict)
     """Likewise by the setting TERRINE_VOTERS, of ensembles whose files are here."""
     issuer: str | None = None

@@ -371,7 +371,7 @@ def check_ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
                 Severity.PROBLEM,
                 f"{named}: private records of an edition that does not serve.",
                 "the command that was interrupted, once more: `terrine ensemble forget` or "
-                "`terrine neighbours add`",
+                "`terrine ensemble add`",
             )
     known = {(settings.data_dir / record.path).resolve() for record in registered}
     for directory in sorted(settings.ensembles_dir.glob("*/")):
@@ -416,7 +416,7 @@ def check_log(ledger: Ledger) -> Iterator[Finding]:
     found = ledger.verify_log()
     for problem in found.problems:
         yield Finding(
-            "log", Severity.PROBLEM, problem, "terrine log show; docs/ledger.md, Edits by hand"
+            "log", Severity.PROBLEM, problem, "terrine ledger show; docs/ledger.md, Edits by hand"
         )
     if found.ok:
         text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."

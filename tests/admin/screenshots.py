@@ -102,11 +102,7 @@ def draw(server: RunningServer, directory: Path, everything: bool) -> None:
         "dark": {"viewport": {"width": 1120, "height": 860}, "color_scheme": "dark"},
         "phone": {"viewport": {"width": 390, "height": 860}, "color_scheme": "light"},
     }
-    paths = {
-        "overview": "",
-        "project": "/projects/diabetes-screening",
-        "open": "/open",
-    }
+    paths = {"overview": "", "project": "/projects/diabetes-screening", "open": "/open"}
     chosen = [("overview", "light"), ("project", "dark"), ("open", "phone")]
     if everything:
         paths |= {

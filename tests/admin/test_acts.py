@@ -351,15 +351,6 @@ def test_whoever_revokes_the_own_token_is_signed_out(house: House) -> None:
     assert visitor.get("/admin").status_code == 303
 
 
-def test_verifying_finds_what_is_intact(house: House, admin: Visitor) -> None:
-    record = house.ledger.project("study")
-    said = text_of(admin.post("/admin/projects/study/verify"))
-    holds(said, "study", "intact")
-    assert record.head in said
-    said = text_of(admin.post("/admin/audit/verify-log"))
-    holds(said, "Administrative", "intact")
-
-
 def test_the_ledger_is_held_against_a_checkpoint_that_was_kept(
     house: House, auditor: Visitor
 ) -> None:

@@ -12,7 +12,6 @@ from support.browser import CLIENT, SCREENS, SECRET, browser, chromium, local_is
 from support.data import DigitsEnsemble
 from support.processes import PATIENCE_SECONDS
 from support.servers import RunningServer, running_server
-from support.wording import holds
 from terrine_client import Client
 from terrine_models.addons import addons
 from terrine_protocol import ProjectStatus
@@ -29,7 +28,6 @@ IN_THE_DARK = (
     *(["/projects/study/dossier"] if "dossier" in addons() else []),
 )
 """Screens that have all colours between them."""
-PHONE = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -131,30 +129,6 @@ def test_a_study_from_opening_to_closing_without_any_script(
     assert said == [], "\n".join(said)
 
 
-@pytest.mark.nightly
-def test_a_project_is_opened_by_a_number_of_rows_and_one_confirmation(
-    chrome: Browser, server: RunningServer
-) -> None:
-    page, said = open_page(
-        chrome, server, java_script_enabled=False, viewport={"width": 390, "height": 844}
-    )
-    page.goto(f"{server.url}/admin/open")
-    page.get_by_label("Public rows").fill("500")
-    page.get_by_label("ε", exact=True).fill("8")
-    page.get_by_role("button", name="Propose a project").click()
-    expect(page.get_by_text("is right at most")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.get_by_label("Name").fill("by-rows")
-    page.get_by_role("button", name="Fix this budget for good").click()
-    page.wait_for_url("**/admin/projects/by-rows")
-    expect(page.get_by_text("Protects", exact=True)).to_be_visible()
-    record = server.ledger.project("by-rows")
-    assert record.mechanism["name"] == "noisy_votes"
-    assert record.affordable >= 500
-    server.ledger.set_status("by-rows", ProjectStatus.CLOSED)
-    assert said == []
-
-
 @pytest.fixture
 def some(server: RunningServer) -> None:
     """A study with charges, whichever test runs first."""
@@ -175,48 +149,14 @@ def asked(some: None, server: RunningServer) -> Iterator[str]:
         server.ledger.set_status(opened, ProjectStatus.CLOSED)
 
 
-@pytest.mark.nightly
-def test_a_request_is_approved_and_its_token_issued_on_a_phone(
-    chrome: Browser, server: RunningServer, asked: str
-) -> None:
-    page, said = open_page(chrome, server, java_script_enabled=False, viewport=PHONE)
-    page.get_by_role("link", name="1 request waits for a decision").click()
-    page.get_by_role("link", name="Sepsis, year 2").click()
-    page.wait_for_url(f"**{asked}")
-    expect(page.get_by_text("To label").first).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    expect(page.get_by_label("Name", exact=True)).to_have_value("sepsis-year-2")
-    page.get_by_label("ε", exact=True).fill("6")
-    page.get_by_label("Its token expires in").fill("30")
-    page.get_by_role("button", name="Show the price").click()
-    holds(page.get_by_text("of the cap (ε").inner_text(), "all", "cap")
-    page.get_by_role("button", name="Approve, and open the project").click()
-    token = page.get_by_role("region", name="Token").inner_text().strip()
-    with Client(server.url, token) as client:
-        assert (client.project().title, client.project().epsilon) == ("Sepsis, year 2", 6.0)
-        assert len(client.label(server.ensemble.public[:20])) == 20
-    page.get_by_role("link", name="Log", exact=True).click()
-    expect(page.get_by_role("row").nth(1).get_by_text("request-approved")).to_be_visible()
-
-    with Client(server.url, token) as client:
-        other = client.request_project("Too much", "To learn", 90.0)
-        page.goto(f"{server.url}/admin/requests/{other.id}")
-        expect(page.get_by_text("The cap has no room for it")).to_be_visible()
-        page.get_by_label("Reason").fill("Ask for less")
-        page.get_by_role("button", name="Refuse").click()
-        assert client.request(other.id).reason == "Ask for less"
-    assert said == [], "\n".join(said)
-
-
-@pytest.mark.usefixtures("some")
 def test_every_screen_is_readable_on_a_phone_and_on_a_desk(
-    chrome: Browser, server: RunningServer
+    chrome: Browser, server: RunningServer, asked: str
 ) -> None:
     page, said = open_page(chrome, server, java_script_enabled=False)
     dossier, heights = "/projects/study/dossier", []
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 844})
-        for path in SCREENS:
+        for path in (*SCREENS, asked):
             reply = page.goto(f"{server.url}/admin{path}")
             assert reply is not None
             assert reply.ok, path

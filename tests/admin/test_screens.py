@@ -145,8 +145,8 @@ def test_where_people_read_the_log_a_token_has_its_label(
     settings = house.app.state.services.settings
     monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
     monkeypatch.setenv("TERRINE_SECRET_KEY_FILE", str(settings.secret_key_path))
-    assert shown in terrine("log", "show").fine
-    told = json.loads(terrine("--json", "log", "show").fine)
+    assert shown in terrine("ledger", "show").fine
+    told = json.loads(terrine("--json", "ledger", "show").fine)
     assert told[-1]["actor"] == ada.actor
 
 

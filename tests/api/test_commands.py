@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from support.data import DigitsEnsemble
-from support.processes import Done, Terrine
+from support.processes import Done, Terrine, run_program
 from support.servers import started
 from support.wording import holds
 from terrine_server.cli.console import command_text
@@ -33,9 +33,7 @@ main()
 """
 
     def light(*arguments: str) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
-        )
+        done = run_program(sys.executable, "-c", code, *arguments)
         return Done(done.returncode, done.stdout, done.stderr)
 
     assert "project" in light("--help").fine
@@ -48,8 +46,7 @@ main()
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [
-        ("token list", "torch pyarrow sklearn"),
-        ("ensemble list", "torch pyarrow sklearn"),
+        ("ensemble show", "torch pyarrow sklearn"),
         ("ledger show", "torch pyarrow sklearn fastapi"),
         ("student label", "torch pyarrow sklearn scipy sqlalchemy"),
     ],
@@ -65,7 +62,7 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 print([each for each in {heavy.split()!r} if each in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program(sys.executable, "-c", code, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -85,7 +82,7 @@ except SystemExit as ended:
 create_app(Settings())
 print([heavy for heavy in ("torch", "sklearn", "pyarrow", "onnxruntime") if heavy in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program(sys.executable, "-c", code, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -146,7 +143,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
     assert "delta" in terrine(*register, "2").refused
     terrine(*register, "1e-4").fine  # noqa: B018
     holds(terrine(*register, "1e-4").refused, "registered", "already")
-    assert "digits" in terrine("ensemble", "list").fine
+    assert "digits" in terrine("ensemble", "show").fine
 
     for absurd in ("0.001", "-1", "0", "nan", "inf"):
         said = terrine(
@@ -158,7 +155,7 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
         assert "epsilon" in said
     assert "δ is 0.01" in terrine("project", "open", "study", *opening, "--delta", "0.01").refused
     holds(terrine("project", "open", "study", *opening).fine, "queries", "left")
-    assert "study" in terrine("project", "list").fine
+    assert "study" in terrine("project", "show").fine
     assert "gnmax" in terrine("project", "show", "study").fine
     assert "nobody" in terrine("project", "show", "nobody").refused
     assert "project" in terrine("token", "create", "--role", "student").refused
@@ -238,7 +235,7 @@ def test_json_is_what_the_http_api_returns(
     def said(*arguments: str, **extra: str) -> Any:
         return json.loads(terrine("--json", *arguments, **extra).fine)
 
-    assert said("project", "list") == []
+    assert said("project", "show") == []
     terms = ["--ensemble", "digits", "--mechanism", "gnmax:sigma=4"]
     opened = said("project", "open", "study", *terms, "--epsilon", "5", "--delta", "1e-5")
     holds(opened.pop("warning"), "student")
@@ -252,9 +249,9 @@ def test_json_is_what_the_http_api_returns(
             return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}).json()
 
         assert opened == said("project", "show", "study") == replied("/projects/study")
-        assert said("project", "list") == replied("/projects?cursor=")["items"] == [opened]
-        assert said("ensemble", "list") == replied("/ensembles")
-        assert said("ensemble", "list")[0]["available"]
+        assert said("project", "show") == replied("/projects?cursor=")["items"] == [opened]
+        assert said("ensemble", "show") == replied("/ensembles")
+        assert said("ensemble", "show")[0]["available"]
         assert said("token", "list") == replied("/tokens?cursor=")["items"]
         assert said("token", "list")[0] == {k: v for k, v in admin.items() if k != "token"}
         account = said("student", "--url", url, "budget", TERRINE_TOKEN=student)
@@ -278,14 +275,19 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)
-    listed = terrine("mechanisms").fine
+    listed = terrine("parameters").fine
     for name, spec in MECHANISM_SPECS.items():
         assert name in listed
-        shown = terrine("mechanisms", name).fine
+        shown = terrine("parameters", name).fine
         assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
-        assert json.loads(terrine("--json", "mechanisms", name).fine)[0]["parameter"]
-    assert len(json.loads(terrine("--json", "mechanisms").fine)) == len(MECHANISM_SPECS)
-    holds(terrine("mechanisms", "votes").refused, "'votes'")
+        assert json.loads(terrine("--json", "parameters", name).fine)["mechanism"][0]["parameter"]
+    found = json.loads(terrine("--json", "parameters").fine)
+    assert found["mechanism"].keys() == MECHANISM_SPECS.keys()
+    assert {"heads", "networks", "forest", "neighbours"} <= found["kind"].keys()
+    both = json.loads(terrine("--json", "parameters", "neighbours").fine)
+    assert "norm" in [each["parameter"] for each in both["mechanism"]]
+    assert "near" in [each["parameter"] for each in both["kind"]]
+    holds(terrine("parameters", "votes").refused, "'votes'")
     stable: dict[str, object] = {"name": "stable", "sigma": 60, "delta_per_query": 1e-10}
     assert parse_mechanism(mechanism_text(stable)) == stable
     assert parse_mechanism("stable: sigma=60, delta-per-query=1e-10") == stable

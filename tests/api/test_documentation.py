@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +12,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from support.processes import run_program
 from support.servers import RunningServer
 from support.tables import open_counted, records
 from terrine_protocol import PROBLEMS
@@ -71,12 +71,8 @@ def test_every_command_in_the_reference_works(
     }
     blocks = re.findall(r"```bash\n(.*?)```", reference(), re.DOTALL)
     assert len(blocks) > 5
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+    done = run_program(
+        "bash", "-euo", "pipefail", "-c", "\n".join(blocks), cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
 

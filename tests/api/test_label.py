@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from support.clients import Caller, npy, npz, slug
 from support.servers import RunningServer
 from support.wording import refuses
-from terrine_protocol import LabelResponse, ProjectInfo
+from terrine_protocol import ProjectInfo
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import Labeling
@@ -47,40 +46,6 @@ def test_the_same_input_in_json_npy_and_npz_is_the_same_query(
         ]
         assert all(r["replayed"] for r in again.json()["results"])
         assert again.json()["budget"] == first.json()["budget"]
-
-
-def test_answers_are_mostly_right_and_numbered_as_the_ledger_numbers_them(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    terrine_server.open_project(epsilon=20.0)
-    ensemble = terrine_server.ensemble
-    reply = LabelResponse.model_validate_json(call().label(ensemble.public[:60]).content)
-    labels = np.array([result.label for result in reply.results])
-    assert (labels == ensemble.public_labels[:60]).mean() > 0.8
-    charged = terrine_server.ledger.charges("study", 0, 100)
-    assert [result.charge for result in reply.results] == [entry.seq for entry in charged]
-    assert [result.label for result in reply.results] == [entry.label for entry in charged]
-
-
-def test_a_query_twice_in_one_batch_is_paid_once(terrine_server: RunningServer, call: Call) -> None:
-    terrine_server.open_project()
-    results = call().label(terrine_server.ensemble.public[[7, 7, 7]]).json()["results"]
-    assert [r["replayed"] for r in results] == [False, True, True]
-    assert len({(r["label"], r["charge"]) for r in results}) == 1
-    assert terrine_server.ledger.project("study").charges == 1
-
-
-def test_simultaneous_first_requests_are_charged_once(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    terrine_server.open_project()
-    student, inputs = call(), terrine_server.ensemble.public[:5]
-    with ThreadPoolExecutor(8) as pool:
-        replies = list(pool.map(lambda _: student.label(inputs), range(8)))
-    assert {reply.status_code for reply in replies} == {200}
-    assert len({tuple(r["label"] for r in reply.json()["results"]) for reply in replies}) == 1
-    assert terrine_server.ledger.project("study").charges == 5
-    assert terrine_server.ledger.verify("study").ok
 
 
 @pytest.mark.usefixtures("each_database_url")

@@ -68,11 +68,7 @@ class World:
         return self.server.settings.ensembles_dir / "people"
 
     def run(self, *words: object) -> Any:
-        return self.terrine(
-            *words,
-            TERRINE_DATA_DIR=str(self.server.settings.data_dir),
-            TERRINE_DATABASE_URL=self.url,
-        )
+        return self.terrine(*words, **self.server.variables)
 
     def ask(self, rows: NDArray[np.uint8]) -> None:
         reply = Caller(self.server, self.server.token()).label(rows)
@@ -153,7 +149,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     assert (expected != filled).sum() > 100
 
     coming = saved(world.tmp_path / "coming.npz", digits_of_people([*MORE, *GONE]))
-    done = world.run("neighbours", "add", "people", coming)
+    done = world.run("ensemble", "add", "people", coming)
     holds(done.fine, "Edition", 3, "people", 60)
     holds(done.fine, 3, "forgotten")
     longer = np.concatenate([expected, np.zeros(60, np.uint32)])
@@ -167,7 +163,7 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     assert expected[PEOPLE:].max() > 0
 
     # Again: nobody is there twice, and no record.
-    again = world.run("neighbours", "add", "people", coming)
+    again = world.run("ensemble", "add", "people", coming)
     holds(again.fine, "Edition", 4, "New", 0)
     assert len(points(world.directory / "edition-4")) == PEOPLE - 3 + 60
     again = world.run("ensemble", "forget", "--who", leaving, "--yes")
@@ -183,12 +179,12 @@ def test_people_leave_and_come_while_it_serves(world: World, built: DigitsEnsemb
     verified = world.run("ledger", "verify", "later", "--accounts", pool)
     holds(verified.fine, 50, "queries")
     assert world.run("ledger", "verify", "all").code == 0
-    assert "3 who" not in world.run("log", "show").fine
+    assert "3 who" not in world.run("ledger", "show").fine
     assert world.run("audit", "ledger").code == 0
     found = world.run("doctor").out
     holds(found, "registered")
     assert "serve" not in found
-    assert world.run("ensemble", "verify", "people").code == 0
+    assert world.run("ensemble", "show", "people", "--verify").code == 0
     planned = world.run("plan", "neighbours", "--ensemble", "people", "--rows", 300, "--epsilon", 1)
     holds(planned.fine, "neighbours", 300)
 
@@ -236,7 +232,7 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     nameless = world.tmp_path / "nameless.npz"
     more = digits_of_people(MORE)
     np.savez(nameless, x=more.inputs, y=more.labels, classes=np.array(more.classes))
-    holds(world.run("neighbours", "add", "people", nameless).refused, "group", "people")
+    holds(world.run("ensemble", "add", "people", nameless).refused, "group", "people")
     refused = world.run("ensemble", "forget", "--who", nameless, "--yes").refused
     holds(refused, "group")
     (files / "records.key").write_bytes(b"another key of somebody else's records")
@@ -244,13 +240,13 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     refused = world.run("ensemble", "forget", "--who", who, "--yes").refused
     holds(refused, "records.key", "backup")
     (files / "records.key").unlink()
-    holds(world.run("neighbours", "add", "people", who).refused, "backup")
+    holds(world.run("ensemble", "add", "people", who).refused, "backup")
     assert world.server.ledger.editions("people")[-1].number == 1
     assert holding(files, points(world.directory)[3].tobytes())
 
 
 def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
-    terrine_server: RunningServer, terrine: Terrine, tmp_path: Path, database_url: str
+    terrine_server: RunningServer, terrine: Terrine, tmp_path: Path
 ) -> None:
     """Records alone are of nobody: who has an equal one could not be told apart."""
     who = saved(tmp_path / "who.npz", digits_of_people(GONE))
@@ -258,13 +254,9 @@ def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
     for words in [
         ("ensemble", "forget", "--who", who, "--yes"),
         ("ensemble", "forget", "--who", who, "--records", f"digits={who}", "--yes"),
-        ("neighbours", "add", "digits", who),
+        ("ensemble", "add", "digits", who),
     ]:
-        refused = terrine(
-            *words,
-            TERRINE_DATA_DIR=str(terrine_server.settings.data_dir),
-            TERRINE_DATABASE_URL=database_url,
-        ).refused
+        refused = terrine(*words, **terrine_server.variables).refused
         holds(refused, "column", "group")
     with refuses(Conflict, "digits"):
         terrine_server.ledger.make_edition("digits", 2, "00" * 32, 40, [])
@@ -345,10 +337,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
 @pytest.mark.usefixtures("each_database_url")
 @pytest.mark.parametrize("leaves", [True, False])
 def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
-    tmp_path: Path,
-    database_url: str,
-    built: DigitsEnsemble,
-    leaves: bool,
+    tmp_path: Path, database_url: str, built: DigitsEnsemble, leaves: bool
 ) -> None:
     """Before each file, rename, removal, statement and COMMIT; and the next run does the rest."""
     settings, engine = installed(tmp_path / "data", database_url, built)

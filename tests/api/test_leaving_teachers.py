@@ -30,13 +30,11 @@ from support.servers import RunningServer, running_server
 from support.wording import holds
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
-from terrine_models.teachers import editions as saving
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.ledger import Ledger
 from terrine_server.owner import editions as owner
 
 TEACHERS = 20
@@ -52,11 +50,7 @@ class World:
     tmp_path: Path
 
     def run(self, *words: object) -> Done:
-        return self.terrine(
-            *words,
-            TERRINE_DATA_DIR=str(self.server.settings.data_dir),
-            TERRINE_DATABASE_URL=self.url,
-        )
+        return self.terrine(*words, **self.server.variables)
 
     def forget(self, data: Dataset, *names: str) -> Done:
         given = save(self.tmp_path / "private.npz", data)
@@ -148,10 +142,10 @@ def test_people_leave_trained_teachers_while_these_serve(
     assert "stay" not in world.forget(pairs(), "person 4").fine
     assert world.server.ledger.ensemble("taught").units == PAIRS
     assert world.run("ledger", "verify", "all").code == 0
-    assert "person 3" not in world.run("log", "export").out
+    assert "person 3" not in world.run("ledger", "export").out
     found = world.run("doctor").out
     assert "serve" not in found
-    assert world.run("ensemble", "verify", "taught").code == 0
+    assert world.run("ensemble", "show", "taught", "--verify").code == 0
 
 
 def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> None:
@@ -177,44 +171,6 @@ def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> N
     holds(refused, "others")
     assert len(world.server.ledger.editions("taught")) == 1
     assert not list(world.directory.glob("*edition*"))
-
-
-class KilledError(BaseException):
-    """Not an Exception: nothing catches it, as nothing catches SIGKILL."""
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "made"),
-    [
-        (saving, "save_manifest", False),
-        (Ledger, "make_edition", False),
-        (owner, "_remove_old_editions", True),
-    ],
-)
-def test_whatever_dies_in_between_the_next_run_finishes(
-    world: World, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, made: bool
-) -> None:
-    ledger, settings = world.server.ledger, world.server.settings
-    usual, calls = getattr(module, name), count()
-    who, given = name_digests(GONE, KEY), {"taught": owner.Retraining(pairs())}
-
-    def die(*arguments: Any, **named: Any) -> Any:
-        if next(calls) < made:  # the one before the edition is made
-            return usual(*arguments, **named)
-        raise KilledError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, name, die)
-        with pytest.raises(KilledError):
-            owner.forget(ledger, settings, None, who, given)
-    assert len(ledger.editions("taught")) == 1 + made
-    student = Caller(world.server, world.server.token())
-    assert student.label(world.server.ensemble.public[:2]).status_code == 200
-    done = owner.forget(ledger, settings, None, who, given)["taught"]
-    assert done.new is not made
-    assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
-    assert student.label(world.server.ensemble.public[2:4]).status_code == 200
-    assert ledger.verify("study").problems == []
 
 
 @pytest.mark.nightly

@@ -115,7 +115,7 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     assert people.server.ledger.verify("study").problems == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_student_learns_from_people_what_it_learns_from_their_votes(
     people: People, tmp_path: Path
 ) -> None:
@@ -168,11 +168,7 @@ def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
     student = Caller(people.server, people.server.token())
     auditor = Caller(people.server, people.server.token("auditor"))
     read_by = [(student, "/budget"), (student, "/project"), (student, "/readyz")]
-    read_by += [
-        (auditor, "/ledger/study"),
-        (auditor, "/ledger"),
-        (auditor, "/log"),
-    ]
+    read_by += [(auditor, "/ledger/study"), (auditor, "/ledger"), (auditor, "/log")]
 
     def read() -> list[str]:
         refusal = student.label(people.queries[:1, :4]).json()["detail"]
@@ -190,14 +186,6 @@ def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
     export = tmp_path / "export.json"
     export.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
     assert verify_export(export).problems == []
-
-
-def test_a_client_gets_noisy_counts_and_forecasts_by_queries(people: People) -> None:
-    with Client(people.server.url, people.server.token()) as client:
-        labels = client.label(people.queries[:30])
-        assert labels.noisy_counts is not None
-        assert labels.noisy_counts.shape == (30, 10)
-        assert client.budget().affordable == 270
 
 
 def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_behind(
@@ -236,37 +224,29 @@ def test_units_vote_where_there_are_units_and_nowhere_else(
 def test_an_owner_opens_one_by_command_and_makes_a_restored_ledger_safe(
     people: People, terrine: Terrine
 ) -> None:
-    here = {
-        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
-        "TERRINE_DATABASE_URL": people.url,
-    }
     opened = terrine(
         *("project", "open", "second", "--ensemble", "people", "--epsilon", 1),
         *("--mechanism", "neighbours:sigma=90,queries=1000", "--delta", "1e-6"),
-        **here,
+        **people.server.variables,
     )
     assert opened.code == 0, opened.err
     people.ask(people.queries[:5])
-    done = terrine("ledger", "restored", **here)
+    done = terrine("ledger", "restored", **people.server.variables)
     assert done.code == 0, done.err
     holds(done.out, "second", "study")
     refused = Caller(people.server, people.server.token()).label(people.queries[:5])
     assert slug(refused) == "project-paused"
-    closed = terrine("project", "close", "study", "--yes", **here)
+    closed = terrine("project", "close", "study", "--yes", **people.server.variables)
     assert closed.code != 0
     holds(closed.err, "paused")
-    assert terrine("ledger", "verify", "all", **here).code == 0
+    assert terrine("ledger", "verify", "all", **people.server.variables).code == 0
 
 
 def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine: Terrine) -> None:
-    here = {
-        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
-        "TERRINE_DATABASE_URL": people.url,
-    }
     people.ask(people.queries[:30])
-    audited = terrine("audit", "ledger", **here)
+    audited = terrine("audit", "ledger", **people.server.variables)
     assert audited.code == 0, audited.out
-    shown = terrine("ledger", "show", "study", **here)
+    shown = terrine("ledger", "show", "study", **people.server.variables)
     assert shown.code == 0, shown.err
     estimated = Caller(people.server, people.server.token()).http.get("/budget").json()
     assert 0 < estimated["epsilon_spent"] <= 0.5
@@ -274,7 +254,9 @@ def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine:
     assert estimated["used_up"] == 0, "30 queries leave everybody room"
     planned = terrine("plan", "neighbours", "--teachers", 1000, "--epsilon", 1)
     assert "--ensemble" in planned.err
-    planned = terrine("plan", "neighbours", *("--ensemble", "people", "--rows", 300), **here)
+    planned = terrine(
+        "plan", "neighbours", *("--ensemble", "people", "--rows", 300), **people.server.variables
+    )
     assert planned.code == 0, planned.err
     holds(planned.out, "units", 300)
     assert re.search(r"--mechanism neighbours:sigma=[\d.]+,queries=300 --epsilon 1", planned.out)
@@ -348,20 +330,16 @@ def test_other_projects_have_nobody_who_is_used_up(terrine_server: RunningServer
 def test_accounts_are_recomputed_from_the_records_and_the_pool(
     people: People, tmp_path: Path, terrine: Terrine
 ) -> None:
-    here = {
-        "TERRINE_DATA_DIR": str(people.server.settings.data_dir),
-        "TERRINE_DATABASE_URL": people.url,
-    }
     pool, part = tmp_path / "pool.npy", tmp_path / "part.npy"
     np.save(pool, people.queries)
     np.save(part, people.queries[:30])
     people.ask(people.queries[20:60])
     people.ask(people.queries[40:70])
     verify = "ledger", "verify", "study", "--accounts"
-    found = terrine(*verify, pool, **here)
+    found = terrine(*verify, pool, **people.server.variables)
     assert found.code == 0, found.err
     holds(found.out, 50, "queries")
-    partly = terrine(*verify, part, **here)
+    partly = terrine(*verify, part, **people.server.variables)
     assert partly.code == 1
     holds(partly.out, 40, 50, "queries")
     with connect(people.url).begin() as connection:
@@ -371,6 +349,6 @@ def test_accounts_are_recomputed_from_the_records_and_the_pool(
         row["accounts"] = less.tobytes()
         row["seal"] = people.server.ledger._seals.of("unit_accounts", row)
         connection.execute(update(unit_accounts).values(row))
-    edited = terrine(*verify, pool, **here)
+    edited = terrine(*verify, pool, **people.server.variables)
     assert edited.code == 1
     holds(edited.out, "study", "NOT", "INTACT")

@@ -20,7 +20,7 @@ from support.ledgers import unguarded
 from support.processes import Terrine
 from support.servers import RunningServer
 from support.wording import holds
-from terrine_protocol import LabelResponse, NoisyVotesSpec, ProjectInfo
+from terrine_protocol import LabelResponse
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import connect
 from terrine_server.ledger.verifying import verify_export
@@ -178,31 +178,6 @@ def connect_url(server: RunningServer) -> str:
     return connect(server.settings.database).url.render_as_string(hide_password=False)
 
 
-def test_data_dependent_accounting_is_refused(terrine_server: RunningServer, call: Call) -> None:
-    terms: dict[str, Any] = {"name": "study", "ensemble": "digits", "mechanism": COUNTED}
-    terms |= {"epsilon": 5.0, "delta": 1e-5, "accounting": "data_dependent"}
-    refused = call("admin").http.post("/projects", json=terms)
-    assert slug(refused) == "invalid-terms"
-    detail = refused.json()["detail"]
-    holds(detail, "noisy_votes")
-    holds(detail, "worst_case", "gnmax")
-    opened = call("admin").http.post("/projects", json=terms | {"accounting": "worst_case"})
-    assert opened.status_code == 201
-    assert ProjectInfo.model_validate(opened.json()).mechanism == NoisyVotesSpec(**COUNTED)
-
-
-def test_the_document_describes_counts(terrine_server: RunningServer) -> None:
-    schemas = httpx.get(f"{terrine_server.url}/openapi.json").json()["components"]["schemas"]
-    result, response = schemas["LabelResult"], schemas["LabelResponse"]
-    assert {"type": "array", "items": {"type": "integer"}} in result["properties"]["counts"][
-        "anyOf"
-    ]
-    assert "noise_sigma" in response["properties"]
-    assert "counts" not in result["required"]
-    assert "noise_sigma" not in response["required"]
-    assert "NoisyVotesSpec" in schemas
-
-
 def test_the_owners_commands_know_it(
     terrine_server: RunningServer,
     call: Call,
@@ -210,9 +185,8 @@ def test_the_owners_commands_know_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = terrine_server.settings
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(settings.data_dir))
-    monkeypatch.setenv("TERRINE_DATABASE_URL", settings.database)
+    for name, value in terrine_server.variables.items():
+        monkeypatch.setenv(name, value)
     budget = ("--epsilon", "5", "--delta", "1e-5")
     opening = ("--ensemble", "digits", "--mechanism", "noisy_votes:sigma=4")
     holds(terrine("project", "open", "study", *opening, *budget).fine, "noisy_votes", "sigma", 4.0)

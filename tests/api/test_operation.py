@@ -128,10 +128,7 @@ def test_the_log_never_holds_inputs_labels_votes_or_tokens(
 
 
 def test_a_bug_is_a_problem_without_a_traceback_and_a_log_line_without_values(
-    log: io.StringIO,
-    terrine_server: RunningServer,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
+    log: io.StringIO, terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terrine_server.open_project()
     student = call()

@@ -7,15 +7,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from support.clients import Caller, slug
-from support.data import DigitsEnsemble
+from support.clients import Caller
 from support.databases import POSTGRESQL_BY_DAY
 from support.processes import PATIENCE_SECONDS
-from support.servers import RunningServer, running_server
+from support.servers import RunningServer
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
@@ -201,33 +199,6 @@ def test_simultaneous_clients_get_their_own_answers_and_pay_once(
     assert len({charge for _, charge, _ in received}) == 160
     assert terrine_server.ledger.project("study").charges == 160
     assert terrine_server.ledger.verify("study").ok
-
-
-@pytest.mark.slow
-def test_a_full_queue_is_a_503_that_says_when_to_retry(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble
-) -> None:
-    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    with running_server(tmp_path / "data", url, digits_ensemble, max_waiting=1) as server:
-        server.open_project("study", {"name": "gnmax", "sigma": 40.0}, epsilon=20.0)
-        token, inputs = server.token(), server.ensemble.public
-
-        def ask(client: int) -> list[int]:
-            caller = Caller(server, token)
-            replies = [caller.label(inputs[client * 25 : client * 25 + 25]) for _ in range(2)]
-            for reply in replies:
-                if reply.status_code == 503:
-                    assert slug(reply) == "overloaded"
-                    assert int(reply.headers["retry-after"]) > 0
-            return [reply.status_code for reply in replies]
-
-        with ThreadPoolExecutor(16) as clients:
-            statuses = [status for each in clients.map(ask, range(16)) for status in each]
-        assert set(statuses) <= {200, 503}
-        assert statuses.count(200) > 0
-        paid = server.ledger.project("study").charges
-        assert paid <= 400
-        assert server.ledger.verify("study").ok
 
 
 def test_who_hangs_up_gains_no_second_thread() -> None:

@@ -136,10 +136,7 @@ def test_duplicate_and_misspelt_parameters_are_refused(
     student, auditor = call(), call("auditor")
     body = npy(terrine_server.ensemble.public[:1])
     token = student.http.headers["Authorization"]
-    for name, first, second in (
-        ("Content-Type", NPY, JSON),
-        ("Authorization", token, token),
-    ):
+    for name, first, second in (("Content-Type", NPY, JSON), ("Authorization", token, token)):
         given = {"Content-Type": NPY, "Authorization": token} | {name: first}
         headers = [*given.items(), (name, second)]
         said = httpx.post(f"{terrine_server.url}/label", content=body, headers=headers)
@@ -222,6 +219,7 @@ def test_routes_need_a_valid_token_of_the_right_role_and_project(
     for role, doors in (
         (student, ["GET /ledger", "GET /ledger/study", "GET /ledger/study/verify", "GET /tokens"]),
         (student, ["GET /projects", "POST /projects", "PATCH /projects/study", "POST /tokens"]),
+        (student, ["GET /metrics", "GET /log", "GET /log/verify"]),
         (auditor, ["GET /budget", "GET /project", "POST /label"]),
         (auditor, ["POST /projects", "PATCH /projects/study", "GET /tokens", "POST /tokens"]),
         (auditor, ["DELETE /tokens/0123456789abcdef"]),
@@ -268,10 +266,7 @@ def test_paused_and_closed_projects_answer_nothing(
 
 @pytest.mark.parametrize("file", ["manifest.json", "teachers-00000.safetensors"])
 def test_altered_files_never_vote(
-    terrine_server: RunningServer,
-    call: Call,
-    nothing_charged: Callable[[], None],
-    file: str,
+    terrine_server: RunningServer, call: Call, nothing_charged: Callable[[], None], file: str
 ) -> None:
     terrine_server.open_project()
     nothing_charged()

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,91 +19,49 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from support.clients import Caller
-from support.ledgers import CLASSES, COUNTED, FACTS, GNMAX, IMMUTABLE, LNMAX, RECORDS, digest, terms
-from support.servers import RunningServer
-from terrine_protocol import (
-    LabelResponse,
-    LabelResult,
-    Outcome,
-    ProjectStatus,
-    Role,
-    TokenInfo,
+from support.ledgers import (
+    CLASSES,
+    COUNTED,
+    GNMAX,
+    IMMUTABLE,
+    LNMAX,
+    digest,
+    open_ledger,
+    open_project,
 )
+from support.servers import RunningServer
+from terrine_protocol import LabelResponse, LabelResult, Outcome, ProjectStatus, Role, TokenInfo
 from terrine_server import views
 from terrine_server.api import students
 from terrine_server.api.services import LabelReply
 from terrine_server.errors import BudgetExhausted, ServiceError
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
-from terrine_server.ledger import (
-    ChargedBatch,
-    EnsembleRecord,
-    PopulationRecord,
-    ProjectRecord,
-)
+from terrine_server.ledger import ChargedBatch, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
-from terrine_server.privacy import GaussianNoisyCounts, cap
 
 Call = Callable[..., Caller]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 AMOUNTS = st.integers(0, 2**63 - 1)
 
 
-def ensemble() -> EnsembleRecord:
-    limit = cap(20.0, 1e-5)
-    return EnsembleRecord(
-        id=1,
-        name="mnist",
-        population=PopulationRecord(
-            id=1,
-            name="people",
-            epsilon=20.0,
-            delta=1e-5,
-            rdp_order=None,
-            cap=limit.budget,
-            delta_cap=limit.delta_budget,
-            reserved=0,
-            delta_reserved=0,
-            disjoint_from=(),
-            declared_at=NOW,
-        ),
-        path="ensembles/mnist",
-        manifest_sha256=digest("mnist").hex(),
-        facts=FACTS,
-        units=RECORDS,
-        registered_at=NOW,
-    )
+ANSWER = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
 
 
-def project(mechanism: dict[str, Any]) -> ProjectRecord:
-    quoted = terms(5, mechanism)
-    return ProjectRecord(
-        id=1,
-        name="study",
-        ensemble=ensemble(),
-        status=ProjectStatus.ACTIVE,
-        mechanism=mechanism,
-        events={},
-        terms=quoted,
-        spent=0,
-        delta_spent=0,
-        cap_spent=0,
-        charges=0,
-        published=[],
-        seal=digest("seal"),
-        genesis=digest("genesis").hex(),
-        head=digest("head").hex(),
-        opened_at=NOW,
-        closed_at=None,
-    )
+@cache
+def projects() -> dict[str, ProjectRecord]:
+    """Projects as a ledger returns them, by their mechanisms; "named" has names of classes."""
+    with TemporaryDirectory() as directory:
+        ledger = open_ledger(f"sqlite:///{directory}/ledger.sqlite")
+        made = {
+            str(spec["name"]): open_project(ledger, 5, spec, f"p{number}")
+            for number, spec in enumerate((GNMAX, LNMAX, IMMUTABLE, COUNTED))
+        }
+    plain = made["gnmax"]
+    classes = [f"class {label}" for label in range(CLASSES)]
+    facts = plain.ensemble.facts.model_copy(update={"classes": classes})
+    return {**made, "named": replace(plain, ensemble=replace(plain.ensemble, facts=facts))}
 
 
-NAMES = [f"class {label}" for label in range(CLASSES)]
-PROJECTS = [project(mechanism) for mechanism in (GNMAX, LNMAX, IMMUTABLE)]
-COUNTING = replace(project(COUNTED), events={"answered": GaussianNoisyCounts(400.0).to_json()})
-NAMED = replace(
-    PROJECTS[0],
-    ensemble=replace(PROJECTS[0].ensemble, facts=FACTS.model_copy(update={"classes": NAMES})),
-)
 standing = partial(
     st.builds,
     replace,
@@ -122,7 +81,12 @@ results = st.builds(
     seq=st.none() | st.integers(1, 2**63 - 1),
     replayed=st.booleans(),
 )
-accounts = standing(st.sampled_from([*PROJECTS, NAMED]))
+accounts = st.deferred(
+    lambda: standing(
+        st.sampled_from([projects()[n] for n in ("gnmax", "lnmax", "immutable", "named")])
+    )
+)
+counting = st.deferred(lambda: standing(st.just(projects()["noisy_votes"])))
 counted_results = st.builds(
     replace, results, counts=st.none() | st.lists(st.integers(-(2**40), 2**40)).map(tuple)
 )
@@ -130,7 +94,7 @@ counted_results = st.builds(
 
 @given(st.builds(ChargedBatch, results=st.lists(results), project=accounts))
 def test_answers_are_rendered_like_their_wire_model(receipt: ChargedBatch) -> None:
-    named = receipt.project.ensemble is NAMED.ensemble
+    named = receipt.project.ensemble is projects()["named"].ensemble
     expected = LabelResponse(
         results=[
             LabelResult(
@@ -154,14 +118,14 @@ NOISY: Any = {"noise_sigma": True, "results": {"__all__": {"counts"}}}
 
 
 def test_classes_that_are_named_by_their_labels_have_no_other_name() -> None:
-    receipt = ChargedBatch([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    receipt = ChargedBatch([ANSWER], projects()["gnmax"])
     assert b"label_name" not in views.answers(receipt)
-    assert b'"label":3,"label_name":"class 3"' in views.answers(replace(receipt, project=NAMED))
+    assert b'"label":3,"label_name":"class 3"' in views.answers(
+        replace(receipt, project=projects()["named"])
+    )
 
 
-@given(
-    st.builds(ChargedBatch, results=st.lists(counted_results), project=standing(st.just(COUNTING)))
-)
+@given(st.builds(ChargedBatch, results=st.lists(counted_results), project=counting))
 def test_noisy_counts_are_rendered_where_there_are_some(receipt: ChargedBatch) -> None:
     written = views.answers(receipt)
     told = LabelResponse.model_validate_json(written)
@@ -172,15 +136,14 @@ def test_noisy_counts_are_rendered_where_there_are_some(receipt: ChargedBatch) -
 
 
 def test_invalid_answers_are_never_sent() -> None:
-    good = Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)
     for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
-        receipt = ChargedBatch([good, replace(good, **wrong)], PROJECTS[0])
+        receipt = ChargedBatch([ANSWER, replace(ANSWER, **wrong)], projects()["gnmax"])
         with pytest.raises(PydanticSerializationError):
             views.answers(receipt)
 
 
 def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
-    good = ChargedBatch([Result(Outcome.ANSWERED, label=3, seq=1, replayed=False)], PROJECTS[0])
+    good = ChargedBatch([ANSWER], projects()["gnmax"])
     wrong: dict[str, Any] = {"label": "3"}
     bad = replace(good, results=[replace(good.results[0], **wrong)])
     refused = BudgetExhausted("spent")
@@ -218,7 +181,7 @@ def test_attributes_outside_the_wire_model_are_never_sent() -> None:
         event={"name": "gaussian", "sigma": 40.0},
         hash=digest("hash").hex(),
     )
-    sent = views.charge(entry, NAMED.ensemble).model_dump_json()
+    sent = views.charge(entry, projects()["named"].ensemble).model_dump_json()
     assert entry.query_digest in sent
     assert '"label":3,"label_name":"class 3"' in sent
     for private in (entry.input_digest, "7777777", "8888888"):

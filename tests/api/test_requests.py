@@ -15,7 +15,7 @@ from support.databases import SQLITE_BY_DAY
 from support.processes import Terrine
 from support.servers import RunningServer, running_server
 from support.wording import holds, refuses
-from terrine_client import AsyncClient, BudgetExhausted, Client, Conflict, NotFound
+from terrine_client import BudgetExhausted, Client, Conflict, NotFound
 from terrine_protocol import (
     GNMaxSpec,
     ProjectStatus,
@@ -52,10 +52,7 @@ def test_a_request_is_made_seen_by_its_maker_alone_and_approved(
     assert made.status_code == 201
     info = RequestInfo.model_validate_json(made.content)
     assert made.headers["Location"] == f"/requests/{info.id}"
-    assert (info.mechanism, info.delta) == (
-        GNMaxSpec(name="gnmax", sigma=4.0),
-        1e-5,
-    )
+    assert (info.mechanism, info.delta) == (GNMaxSpec(name="gnmax", sigma=4.0), 1e-5)
     again = student.http.post("/requests", json=MORE)
     assert (again.status_code, again.json()) == (200, made.json())
     assert student.http.get(f"/requests/{info.id}").json() == made.json()
@@ -138,19 +135,6 @@ def test_the_client_asks_follows_and_decides(study: RunningServer) -> None:
             student.request("f" * 16)
 
 
-async def _asked(url: str, token: str) -> list[str]:
-    async with AsyncClient(url, token) as client:
-        made = await client.request_project("More", "To learn", 2.0)
-        assert await client.request(made.id) == made
-        return [each.title async for each in client.requests()]
-
-
-def test_the_client_for_asyncio_does_so_too(study: RunningServer) -> None:
-    import asyncio
-
-    assert asyncio.run(_asked(study.url, study.token())) == ["More"]
-
-
 def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
     tmp_path: Any, database_url: str, digits_ensemble: DigitsEnsemble
 ) -> None:
@@ -171,17 +155,17 @@ def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
 def test_the_commands_do_what_the_api_does(
     study: RunningServer, terrine: Terrine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERRINE_DATA_DIR", str(study.settings.data_dir))
-    monkeypatch.setenv("TERRINE_DATABASE_URL", str(study.settings.database_url))
+    for name, value in study.variables.items():
+        monkeypatch.setenv(name, value)
     with (
         capture_logs(),  # the server would write its own among what the commands print
         Client(study.url, study.token()) as student,
         Client(study.url, study.token("admin")) as admin,
     ):
         made = [student.request_project(f"[b]{n}[/b]", "To learn", 2.0) for n in range(3)]
-        listed = json.loads(terrine("--json", "request", "list").fine)
+        listed = json.loads(terrine("--json", "request", "show").fine)
         assert listed == [each.model_dump(mode="json") for each in admin.requests()]
-        assert "[b]1[/b]" in terrine("request", "list").fine
+        assert "[b]1[/b]" in terrine("request", "show").fine
         shown = json.loads(terrine("--json", "request", "show", made[0].id).fine)
         assert shown == admin.request(made[0].id).model_dump(mode="json")
         holds(terrine("request", "show", made[0].id).fine, "cap", "reserved")

@@ -31,6 +31,11 @@ def test_a_method_has_the_same_arguments_and_docstring_in_both_clients(name: str
     assert not inspect.iscoroutinefunction(blocking)
 
 
+def test_both_clients_have_the_same_methods() -> None:
+    awaited = {name for name in dir(AsyncClient) if not name.startswith("_")}
+    assert awaited - {"aclose"} == set(METHODS)
+
+
 def test_a_signature_says_what_is_returned_and_not_how() -> None:
     assert inspect.signature(Client.budget).return_annotation == "Budget"
     assert inspect.signature(Client.tokens).return_annotation == "list[TokenInfo]"

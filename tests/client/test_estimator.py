@@ -247,11 +247,7 @@ class Buyer(TerrineClassifier):
     """Buys what it is fitted on: scikit-learn's checks bring data of their own."""
 
     def __init__(
-        self,
-        client: Client | None = None,
-        *,
-        method: str = "auto",
-        random_state: int = 0,
+        self, client: Client | None = None, *, method: str = "auto", random_state: int = 0
     ) -> None:
         super().__init__(method=method, random_state=random_state)
         self.client = client

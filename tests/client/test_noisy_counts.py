@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
-from pydantic import ValidationError
 
 from support.clients import FaultyServer, replies
 from support.wording import refuses
-from terrine_client import (
-    NO_COUNT,
-    AsyncClient,
-    BudgetExhausted,
-    Client,
-    Forbidden,
-    Labels,
-    Outcome,
-    UnexpectedReply,
-)
+from terrine_client import NO_COUNT, Client, Forbidden, Labels, Outcome, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult
 
 if TYPE_CHECKING:
-    from support.servers import RunningServer
+    pass
 
 TOKEN = "terrine_id_secret"
 
@@ -92,17 +82,6 @@ def _works(handler: Any, seen: Any) -> None:
     works(handler, seen)
 
 
-async def test_the_async_client_returns_the_same(counted: FaultyServer) -> None:
-    with Client(counted.url, TOKEN) as client:
-        once = client.label(inputs(4))
-    async with AsyncClient(counted.url, TOKEN, batch_size=3) as client:
-        again = await client.label(inputs(4))
-    assert again.noisy_counts is not None
-    assert once.noisy_counts is not None
-    assert again.noisy_counts.tolist() == once.noisy_counts.tolist()
-    assert again.noise_sigma == once.noise_sigma
-
-
 RESULT: dict[str, Any] = {"outcome": "answered", "label": 1, "charge": 1, "replayed": False}
 
 
@@ -131,52 +110,7 @@ def test_counts_that_no_server_sends_are_an_unexpected_reply(
         client.label(inputs(2))
 
 
-def test_replies_without_counts_are_read_as_before() -> None:
-    result = LabelResult.model_validate_json('{"outcome": "answered", "label": 3, "charge": 1}')
-    assert result.counts is None
-    assert LabelResponse.model_fields["noise_sigma"].default is None
-    with refuses(ValidationError, "counts.0"):
-        LabelResult.model_validate_json('{"outcome": "answered", "counts": ["x"]}')
-
-
 # ---------------------------------------------------------------------------- with the real server
-
-
-def test_a_student_gets_counts_and_gets_them_again_for_free(
-    terrine_server: RunningServer,
-) -> None:
-    terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=20)
-    x = terrine_server.ensemble.public[:40]
-    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
-        assert client.project().mechanism.name == "noisy_votes"
-        labels = client.label(x)
-        assert labels.noisy_counts is not None
-        assert labels.noise_sigma == 4.0
-        assert labels.noisy_counts.shape == (40, 10)
-        assert labels.noisy_counts.argmax(axis=1).tolist() == labels.labels.tolist()
-        totals = labels.noisy_counts.sum(axis=1)
-        assert abs(totals.mean() - 40) < 6 * 4 * (10 / 40) ** 0.5, "forty teachers vote"
-
-        order = np.random.default_rng(1).permutation(40)
-        again = client.label(x[order])
-        assert again.noisy_counts is not None
-        assert again.noisy_counts.tolist() == labels.noisy_counts[order].tolist()
-        assert again.replayed.all()
-        assert again.budget.spent == labels.budget.spent
-
-
-def test_the_budget_ends_in_rows_without_counts(terrine_server: RunningServer) -> None:
-    terrine_server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=3)
-    x = terrine_server.ensemble.public[:100]
-    with Client(terrine_server.url, terrine_server.token(), batch_size=8) as client:
-        room = client.budget().affordable
-        assert 0 < room < 90
-        labels = client.label(x)
-        assert labels.noisy_counts is not None
-        assert (labels.noisy_counts[:room] != NO_COUNT).all()
-        assert (labels.noisy_counts[room:] == NO_COUNT).all()
-        with pytest.raises(BudgetExhausted):
-            client.label(x[room:])
 
 
 def answers(results: list[dict[str, Any]], faulty: FaultyServer, index: Any = None) -> Labels:

@@ -26,13 +26,7 @@ from support.wording import holds, refuses
 from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_protocol import (
-    Column,
-    LabelResponse,
-    LabelResult,
-    Outcome,
-    TableSchema,
-)
+from terrine_protocol import Column, LabelResponse, LabelResult, Outcome, TableSchema
 from terrine_protocol.tables import ClippedError
 from terrine_protocol.tables.encoding import encode_frame
 from terrine_server.app import serving
@@ -282,9 +276,7 @@ def test_a_frame_of_answers_has_the_index_of_the_rows_and_is_learned_from_in_a_l
         assert small.label(given[:30]).to_frame().index.equals(given.index[:30])
 
 
-def test_the_readme_s_program_learns_in_ten_lines(
-    projects: dict[str, Ask],
-) -> None:
+def test_the_readme_s_program_learns_in_ten_lines(projects: dict[str, Ask]) -> None:
     """As it stands there, but for the server's URL, on records of a table."""
     (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
     assert len(program.strip().splitlines()) <= 10

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from support.databases import SQLITE_BY_DAY
-from support.wording import refuses
 from terrine_client import (
     AsyncClient,
-    BudgetExhausted,
     CapExceeded,
     Client,
     Conflict,
     Forbidden,
-    InvalidQuery,
     InvalidTerms,
     NotFound,
     Outcome,
@@ -28,7 +24,6 @@ from terrine_client import (
 from terrine_protocol import (
     ConfidentGNMaxSpec,
     EnsembleAccount,
-    EnsembleInfo,
     GNMaxSpec,
     ProjectOpen,
     ProjectStatus,
@@ -47,9 +42,7 @@ def terms(**changed: object) -> ProjectOpen:
     return ProjectOpen.model_validate(usual | changed)
 
 
-def test_a_student_gets_labels_and_gets_them_again_for_free(
-    terrine_server: RunningServer,
-) -> None:
+def test_a_student_gets_labels_and_gets_them_again_for_free(terrine_server: RunningServer) -> None:
     terrine_server.open_project(mechanism={"name": "gnmax", "sigma": 4.0}, epsilon=20)
     x, truth = terrine_server.ensemble.public[:60], terrine_server.ensemble.public_labels[:60]
     with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
@@ -70,43 +63,6 @@ def test_a_student_gets_labels_and_gets_them_again_for_free(
         assert again.budget.spent == labels.budget.spent
 
 
-def test_every_encoding_sends_the_same_query(terrine_server: RunningServer) -> None:
-    terrine_server.open_project()
-    x = terrine_server.ensemble.public[:6]
-    token = terrine_server.token()
-    with Client(terrine_server.url, token) as client:
-        labels = client.label(x).labels.tolist()
-        for same in (x.astype(np.float64), x.astype(">i4"), np.asfortranarray(x), x.tolist()):
-            again = client.label(same)
-            assert again.labels.tolist() == labels
-            assert again.replayed.all()
-
-
-def test_an_interactive_student_has_its_own_labels_confirmed(
-    terrine_server: RunningServer,
-) -> None:
-    spec = {
-        "name": "interactive_gnmax",
-        "threshold": 12,
-        "sigma1": 12.0,
-        "sigma2": 4.0,
-        "confidence": 0.9,
-    }
-    terrine_server.open_project(mechanism=spec, epsilon=20)
-    x, truth = terrine_server.ensemble.public[:40], terrine_server.ensemble.public_labels[:40]
-    sure = 0.95 * np.eye(10)[truth] + 0.005
-    with Client(terrine_server.url, terrine_server.token()) as client:
-        with refuses(InvalidQuery, "probabilities"):
-            client.label(x)
-        with refuses(InvalidQuery, 1):
-            client.label(x, 0.9 * sure)
-        labels = client.label(x, sure)
-    reinforced = labels.outcomes == Outcome.REINFORCED
-    assert reinforced.sum() > 20
-    assert (labels.labels[reinforced] == truth[reinforced]).all()
-    assert labels.answered[reinforced].all()
-
-
 def test_an_abstention_is_paid_for_and_has_no_label(terrine_server: RunningServer) -> None:
     spec = {"name": "confident_gnmax", "threshold": 40, "sigma1": 12.0, "sigma2": 4.0}
     terrine_server.open_project(mechanism=spec, epsilon=20)
@@ -119,24 +75,6 @@ def test_an_abstention_is_paid_for_and_has_no_label(terrine_server: RunningServe
     assert labels.counts[Outcome.ANSWERED] == labels.answered.sum() == 40 - abstained.sum()
 
 
-def test_the_budget_lasts_as_long_as_it_says(terrine_server: RunningServer) -> None:
-    terrine_server.open_project(epsilon=2)
-    x = terrine_server.ensemble.public[:300]
-    with Client(terrine_server.url, terrine_server.token(), batch_size=16) as client:
-        room = client.budget().affordable
-        assert 0 < room < 300
-        labels = client.label(x)
-        assert labels.answered.tolist() == [True] * room + [False] * (300 - room)
-        assert labels.counts[Outcome.REFUSED] == 300 - room
-        assert labels.budget.affordable == 0
-
-        with pytest.raises(BudgetExhausted):
-            client.label(x[room:])
-        backwards = client.label(x[::-1])
-        assert backwards.labels[::-1].tolist() == labels.labels.tolist()
-        assert client.budget().charges == room
-
-
 def test_a_batch_over_the_servers_limit_is_split(terrine_server: RunningServer) -> None:
     terrine_server.open_project(epsilon=20)
     x = np.tile(terrine_server.ensemble.public[:20], (250, 1, 1))
@@ -145,29 +83,6 @@ def test_a_batch_over_the_servers_limit_is_split(terrine_server: RunningServer) 
     assert len(labels) == 5000
     assert labels.labels.reshape(250, 20).tolist() == [labels.labels[:20].tolist()] * 250
     assert labels.budget.charges == 20
-
-
-def test_what_a_student_may_not_do_raises_a_typed_error(terrine_server: RunningServer) -> None:
-    terrine_server.open_project()
-    x = terrine_server.ensemble.public[:3]
-    url, token = terrine_server.url, terrine_server.token()
-    with Client(url, token) as client:
-        with refuses(InvalidQuery, "[B, 8, 8]"):
-            client.label(np.zeros((2, 7, 7)))
-        with refuses(InvalidQuery, 0, 16):
-            client.label(np.full((2, 8, 8), 17))
-        with refuses(InvalidQuery, "probabilities"):
-            client.label(x, np.full((3, 10), 0.1))
-        with refuses(Forbidden, "auditor"):
-            list(client.ledger())
-        with pytest.raises(Forbidden):
-            client.open_project(terms())
-        client.label(x)
-        assert client.label(x[::-1]).budget.charges == 3
-        assert [type(found) for found in client.ensembles()] == [EnsembleInfo]
-        assert client.project().ensemble.input.shape == (8, 8)
-    with Client(url, token[:-4] + "AAAA") as client, pytest.raises(Unauthorized):
-        client.label(x)
 
 
 @pytest.mark.usefixtures("each_database_url")
@@ -248,17 +163,3 @@ async def test_all_tokens_are_listed_however_many_pages_they_take(
     assert len({token.id for token in listed}) == len(listed) == 5
     async with AsyncClient(url, token) as client:
         assert await client.tokens() == listed
-
-
-async def test_async_students_who_send_the_same_inputs_at_once_pay_once(
-    terrine_server: RunningServer,
-) -> None:
-    terrine_server.open_project(epsilon=20)
-    x = terrine_server.ensemble.public[:24]
-    async with AsyncClient(terrine_server.url, terrine_server.token(), batch_size=8) as client:
-        answers = await asyncio.gather(*(client.label(x) for _ in range(8)))
-        budget = await client.budget()
-    assert budget.charges == 24
-    assert len({tuple(labels.labels.tolist()) for labels in answers}) == 1
-    paid = np.sum([~labels.replayed for labels in answers], axis=0)
-    assert paid.tolist() == [1] * 24

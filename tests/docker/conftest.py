@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
+
+from support.processes import run_program
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +14,6 @@ def engine() -> None:
     if shutil.which("docker") is None:
         pytest.skip("NO DOCKER ENGINE: docker is not installed. The images are not tested here.")
     for command in (["docker", "info"], ["docker", "compose", "version"]):
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        asked = run_program(*command)
         if asked.returncode != 0:
             pytest.skip(f"NO DOCKER ENGINE: {' '.join(command)}: {asked.stderr.strip()}")

@@ -17,7 +17,8 @@ import httpx
 import numpy as np
 import pytest
 
-from support.servers import REPOSITORY, SECRETS, Composition, composed, docker, wait_until
+from support.processes import run_program, until
+from support.servers import REPOSITORY, SECRETS, Composition, composed, docker
 from support.wording import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -59,13 +60,15 @@ def auditor(compose: Composition) -> httpx.Client:
 
 def test_without_secrets_it_says_what_to_run(engine: None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SECRETS_DIR"}
-    asked = subprocess.run(
-        ["docker", "compose", "--env-file", os.devnull, "up", "--detach"],
+    asked = run_program(
+        "docker",
+        "compose",
+        "--env-file",
+        os.devnull,
+        "up",
+        "--detach",
         cwd=REPOSITORY,
         env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert asked.returncode != 0
     assert "first run `make secrets`" in asked.stderr
@@ -110,39 +113,10 @@ def test_a_query_is_answered_charged_and_replayed_after_a_restart(
         assert account["spent"] == first.json()["budget"]["spent"]
 
 
-def test_migrating_again_changes_nothing(compose: Composition) -> None:
-    compose.terrine("init")
-    assert httpx.get(f"{compose.url}/readyz").json()["status"] == "ready"
-
-
 def test_the_doctor_finds_no_problem_in_a_container(compose: Composition) -> None:
     report = compose.terrine("doctor")
     holds(report, "problems", "found")
     holds(report, "terrine_service", "add", "not")
-
-
-def test_a_container_refuses_a_newer_or_unmigrated_database_and_says_what_to_run(
-    compose: Composition,
-) -> None:
-    def alter(statement: str) -> None:
-        psql = ("exec", "--no-TTY", "db", "psql", "--username=terrine", "--command")
-        compose.succeed(*psql, statement)
-
-    alter("CREATE TABLE kept AS TABLE alembic_version")
-    try:
-        for statement, expected in (
-            ("UPDATE alembic_version SET version_num = '9999'", "Install version"),
-            ("DELETE FROM alembic_version", "`terrine init`"),
-        ):
-            alter(statement)
-            refused = compose("run", "--rm", "--no-TTY", "--no-deps", "server")
-            assert refused.returncode == 1, refused.stdout
-            holds(refused.stderr, *expected.split())
-    finally:
-        alter("DELETE FROM alembic_version")
-        alter("INSERT INTO alembic_version TABLE kept")
-        alter("DROP TABLE kept")
-    assert httpx.get(f"{compose.url}/readyz").json()["status"] == "ready"
 
 
 def test_the_server_has_only_the_rights_that_it_needs(compose: Composition) -> None:
@@ -231,14 +205,14 @@ def replicas(compose: Composition, digits: np.ndarray) -> Iterator[list[str]]:
         httpx.get(f"{compose.url}/problems")
         return all(answered_by(container, "/problems") > 0 for container in containers)
 
-    wait_until(each_is_found)
+    until(each_is_found)
     yield containers
     compose.start_again()
 
 
 def answered_by(replica: str, route: str) -> int:
     """Return how many requests to a route a replica has logged."""
-    logged = subprocess.run(["docker", "logs", replica], capture_output=True, text=True, check=True)
+    logged = run_program("docker", "logs", replica, check=True)
     lines = [json.loads(line) for line in logged.stderr.splitlines()]
     return sum(line.get("route") == route for line in lines)
 

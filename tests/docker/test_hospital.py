@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from support.documents import IN_DOCKER, ROOT, blocks, lines
+from support.processes import run_program
 from support.servers import Composition, composed, docker
 from support.wording import holds
 from terrine_client import Client
@@ -52,14 +53,16 @@ def test_private_files_become_answers_by_the_page_s_commands(
 
     def type_in(line: str) -> str:
         """Run a line on a terminal, which `docker compose exec` wants."""
-        done = subprocess.run(
-            ["script", "--quiet", "--return", "--command", line, os.devnull],
+        done = run_program(
+            "script",
+            "--quiet",
+            "--return",
+            "--command",
+            line,
+            os.devnull,
             cwd=checkout,
             env=compose.environment | files,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}"
         return done.stdout

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from support.processes import run_program
 from support.servers import REPOSITORY, Composition, composed, docker
 from support.wording import holds
 
@@ -68,7 +69,7 @@ def owners(composition: Composition, made: Path) -> Composition:
         "--volume",
         given,
         "server",
-        "owners",
+        "federation",
         "gather",
         "/owners/owners.toml",
         "--name",
@@ -90,7 +91,7 @@ def ask(http: httpx.Client, number: int) -> httpx.Response:
 def logged(composition: Composition, service: str) -> list[dict[str, Any]]:
     """What the one container of a service has logged; Ray's own lines are no JSON."""
     (container,) = composition.succeed("ps", "--all", "--quiet", service).split()
-    said = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
+    said = run_program("docker", "logs", container, check=True)
     return [json.loads(line) for line in said.stderr.splitlines() if line.startswith("{")]
 
 
@@ -111,9 +112,7 @@ def reached(composition: Composition, service: str, *others: tuple[str, int]) ->
 def test_before_make_owners_the_profile_says_what_to_run(engine: None, tmp_path: Path) -> None:
     environment = os.environ | {"SECRETS_DIR": str(tmp_path)}
     command = ["docker", "compose", "--env-file", os.devnull, "--profile", "owners", *UP]
-    asked = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
+    asked = run_program(*command, cwd=REPOSITORY, env=environment)
     assert asked.returncode != 0
     assert "first run `make owners`" in asked.stderr
 

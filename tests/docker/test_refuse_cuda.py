@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.processes import run_program
+
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "refuse_cuda.py"
 
 
 def refuse(directory: Path, *packages: str) -> subprocess.CompletedProcess[str]:
     plan = directory / "plan.json"
     plan.write_text(json.dumps({"install": [{"metadata": {"name": name}} for name in packages]}))
-    return subprocess.run(
-        [sys.executable, SCRIPT, plan], capture_output=True, text=True, check=False
-    )
+    return run_program(sys.executable, SCRIPT, plan)
 
 
 def test_a_cuda_plan_is_refused_with_what_to_do(tmp_path: Path) -> None:

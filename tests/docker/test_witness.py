@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from support.servers import Composition, composed, docker, wait_until
+from support.processes import until
+from support.servers import Composition, composed, docker
 from support.wording import holds, says
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -34,7 +35,7 @@ class Witnessed:
         """Do something that is logged; return how many entries the log has then."""
         before = self.log()["size"]
         self.compose.terrine("token", "create", "--role", "auditor")
-        wait_until(lambda: self.log()["size"] > before)
+        until(lambda: self.log()["size"] > before)
         logged: int = self.log()["size"]
         return logged
 
@@ -71,7 +72,7 @@ def witnessed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", *write
         )
         composition.succeed("restart", "server")
-        wait_until(lambda: httpx.get(f"{composition.url}/readyz").status_code == 200)
+        until(lambda: httpx.get(f"{composition.url}/readyz").status_code == 200)
         yield Witnessed(composition)
 
 
@@ -89,17 +90,17 @@ def test_its_image_has_neither_pytorch_nor_a_database(witnessed: Witnessed) -> N
 
 
 def test_it_cosigns_and_nobody_waits_while_it_is_killed_or_late(witnessed: Witnessed) -> None:
-    wait_until(witnessed.cosigned)
+    until(witnessed.cosigned)
     for stop, go_on in (("kill", UP), ("pause", ("unpause", "witness"))):
         witnessed.compose.succeed(stop, "witness")
         logged = witnessed.act()
-        wait_until(witnessed.missed)
+        until(witnessed.missed)
         assert witnessed.act() > logged, "the log and the ledger go on"
         refused = witnessed.compose("run", "--rm", "--no-TTY", "--no-deps", "server", *VERIFY)
         assert refused.returncode == 1
         holds(refused.stdout, "nobody", "quorum")
         witnessed.compose.succeed(*go_on)
-        wait_until(witnessed.cosigned)
+        until(witnessed.cosigned)
         holds(witnessed.compose.terrine(*VERIFY), "cosigned", "w")
 
 
@@ -130,7 +131,7 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
             "run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "sh", "server", "-euc", then
         )
         compose.succeed("up", "--detach", "--wait")
-        wait_until(lambda: readiness() == found)
+        until(lambda: readiness() == found)
 
     def dump(name: str) -> None:
         shell("db", f"pg_dump --username=terrine --format=custom terrine > /tmp/{name}.dump")
@@ -138,14 +139,14 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     dump("older")
     for _ in range(3):
         witnessed.act()
-    wait_until(witnessed.cosigned)
+    until(witnessed.cosigned)
     published = witnessed.log()["size"]
     dump("newer")
 
     set_back("older", "cp checkpoint.signed checkpoint.kept", "/problems/ledger-restored")
     before = httpx.get(f"{compose.url}/checkpoint").text
     compose.terrine("token", "create", "--role", "auditor")
-    wait_until(lambda: says(compose.succeed("logs", "server"), "no", "checkpoint"))
+    until(lambda: says(compose.succeed("logs", "server"), "no", "checkpoint"))
     assert httpx.get(f"{compose.url}/checkpoint").text == before
     found = compose("run", "--rm", "--no-TTY", "--no-deps", "server", *SIGNED)
     assert found.returncode == 1
@@ -154,7 +155,7 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     set_back("older", "rm checkpoint.signed")
     while witnessed.act() < published:
         pass
-    wait_until(witnessed.missed)
+    until(witnessed.missed)
     witnessed.act()
     assert witnessed.missed(), "a longer one does not continue it, either"
     said = compose.succeed("logs", "server")
@@ -164,19 +165,19 @@ def test_a_history_that_was_rolled_back_is_not_cosigned(witnessed: Witnessed) ->
     holds(refused.stdout, "nobody", "quorum")
 
     set_back("newer", "mv checkpoint.kept checkpoint.signed")
-    wait_until(witnessed.cosigned)
+    until(witnessed.cosigned)
     witnessed.act()
-    wait_until(witnessed.cosigned)
+    until(witnessed.cosigned)
 
 
 def test_another_key_at_its_address_is_no_witness(witnessed: Witnessed) -> None:
     """Nor does its forgetting what it promised bring it back: it has another key then."""
-    wait_until(witnessed.cosigned)
+    until(witnessed.cosigned)
     witnessed.compose.succeed("rm", "--stop", "--force", "witness")
     docker("volume", "rm", f"{witnessed.compose.environment['COMPOSE_PROJECT_NAME']}_witness")
     witnessed.compose.succeed(*UP)
     witnessed.act()
-    wait_until(witnessed.missed)
+    until(witnessed.missed)
     said = witnessed.compose.succeed("logs", "--no-log-prefix", "server")
     holds(said, "cosignature")
     assert witnessed.missed()

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import terrine_experiments.students  # noqa: F401 - which makes the forest a method
 from support.data import chosen, taught
 from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
-from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Student, Task, Training
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
-from terrine_models.teachers.shards import TrainingError
 
 pytestmark = pytest.mark.nightly
 
@@ -77,42 +73,3 @@ def test_a_saved_forest_predicts_the_same_without_scikit_learn(
     assert loaded.probabilities(x[:0]).shape == (0, 2)
     with refuses(ValueError, "NaN"):
         loaded.predict(np.full((1, 4), np.nan, np.float32))
-
-
-def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
-    student.save(tmp_path)
-    weights, model = tmp_path / WEIGHTS_FILE, tmp_path / MODEL_FILE
-    sound, text = weights.read_bytes(), model.read_text()
-    weights.write_bytes(sound[:-1] + b"!")
-    with refuses(StoreError, "altered"):
-        Student.load(tmp_path)
-    tensors = dict(student.network.state_dict())
-    tensors["feature"] = tensors["feature"].clone()
-    tensors["feature"][0] = 4
-    from safetensors.torch import save
-
-    data = save(tensors)
-    weights.write_bytes(data)
-    model.write_text(text.replace(sha256(sound), sha256(data)))
-    with refuses(StoreError, WEIGHTS_FILE, "feature", 0, 3):
-        Student.load(tmp_path)
-    two = {name: torch.cat([value, value]) for name, value in student.network.state_dict().items()}
-    data = save(two)
-    weights.write_bytes(data)
-    model.write_text(text.replace(sha256(sound), sha256(data)))
-    with refuses(StoreError, 2):
-        Student.load(tmp_path)
-
-
-def test_what_cannot_be_a_forest_is_refused() -> None:
-    image = InputSpec(shape=(4, 4), dtype="float32", low=0, high=1)
-    with refuses(ValueError, "tables"):
-        chosen("forest", np.zeros((4, 4, 4), np.float32), np.arange(4) % 2, image, CLASSES)
-
-
-def test_without_scikit_learn_a_forest_is_refused_and_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("terrine_models.teachers.trees.find_spec", lambda name: None)
-    with refuses(TrainingError, ".[forest]"):
-        chosen("forest", X, LABELS, SPEC, CLASSES)

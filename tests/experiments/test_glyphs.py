@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import matplotlib
@@ -15,16 +14,13 @@ from support.processes import Terrine
 from support.wording import holds
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Drawing, write_glyphs
 from terrine_experiments.glyphs.fonts import (
-    LETTERS,
-    SIDE,
     Family,
     designs,
-    draw_face,
     find_fonts,
     read_families,
     split_families,
 )
-from terrine_experiments.glyphs.records import CHARACTERS, IMBALANCE, PIXELS, class_counts
+from terrine_experiments.glyphs.records import IMBALANCE, PIXELS
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.linear import MANY_CLASSES
 from terrine_models.students.answers import Answers
@@ -51,10 +47,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_there_are_150_characters_each_once() -> None:
-    assert len(CHARACTERS) == len(set(CHARACTERS)) == 150
-
-
 def test_records_are_as_the_facts_say(drawn: Path) -> None:
     facts = json.loads((drawn / "facts.json").read_text())
     for name, file, wrong in (("private", PRIVATE, 30), ("public", PUBLIC, 0)):
@@ -79,13 +71,6 @@ def test_the_seed_decides_everything(drawn: Path, tmp_path: Path) -> None:
     assert other["public"]["sha256"] != facts["public"]["sha256"]
 
 
-def test_tuning_never_sees_the_public_families(drawn: Path, tmp_path: Path) -> None:
-    facts = json.loads((drawn / "facts.json").read_text())
-    tuning = write_glyphs(tmp_path / "tuning", Drawing(**{**TINY.__dict__, "tuning": True}), FONTS)
-    used = tuning["private"]["families"] + tuning["public"]["families"]
-    assert sorted(used) == sorted(facts["private"]["families"])
-
-
 def test_one_design_is_never_on_both_sides(families: list[Family]) -> None:
     names = [{each.name for each in group} for group in designs(families)]
     assert any({"DejaVu Sans", "DejaVu Sans Mono"} <= group for group in names)
@@ -101,35 +86,6 @@ def test_one_design_is_never_on_both_sides(families: list[Family]) -> None:
         assert len({"DejaVu Sans", "DejaVu Sans Mono"} & own) != 1
 
 
-def test_a_character_without_a_glyph_is_not_drawn() -> None:
-    plain = draw_face(FONTS / "DejaVuSans.ttf", "Aא中")
-    assert set(plain) == {"A", "א"}  # the font has Hebrew letters and no Chinese ones
-    assert plain["A"].shape == (SIDE, SIDE)
-    assert plain["A"].max() > 200
-    assert set(draw_face(FONTS / "cmr10.ttf", "A€中")) == {"A"}
-
-
-def test_large_characters_are_drawn_whole() -> None:
-    for picture in draw_face(FONTS / "DejaVuSans-Bold.ttf", "‰™ÅÇ@").values():
-        edges = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
-        assert edges.max() < 128
-
-
-def test_fonts_of_symbols_are_left_out(families: list[Family]) -> None:
-    known = {each.name for each in families}
-    assert {"DejaVu Sans", "DejaVu Serif", "STIXGeneral", "cmr10"} <= known
-    assert not known & {"cmex10", "Last Resort High-Efficiency"}
-    assert all(set(LETTERS) <= set(each.shapes) for each in families if "DejaVu" in each.name)
-
-
-def test_the_most_frequent_class_is_five_times_the_rarest() -> None:
-    rank = np.random.default_rng(0).permutation(150)
-    counts = class_counts(600_000, rank)
-    assert counts.sum() == 600_000
-    assert counts[rank == 149] / counts[rank == 0] == pytest.approx(IMBALANCE, rel=0.01)
-    assert (np.diff(counts[np.argsort(rank)]) >= -1).all()
-
-
 def test_too_few_fonts_are_said_and_nothing_is_written(
     experiments: Terrine, tmp_path: Path
 ) -> None:
@@ -141,14 +97,6 @@ def test_too_few_fonts_are_said_and_nothing_is_written(
     holds(experiments("glyphs", out, "--fonts", tmp_path / "empty").refused, 0, "families")
     holds(experiments("glyphs", out, "--fonts", tmp_path / "none").refused, "directory")
     assert not out.exists()
-
-
-def test_damaged_fonts_are_passed_over(tmp_path: Path, families: list[Family]) -> None:
-    for file in FONTS.glob("*.ttf"):
-        shutil.copy(file, tmp_path)
-    (tmp_path / "broken.ttf").write_bytes(b"no font at all")
-    found = read_families(find_fonts(tmp_path), FEW)
-    assert [each.name for each in found] == [each.name for each in families]
 
 
 def test_the_experiment_runs_on_what_was_drawn(

@@ -15,17 +15,14 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from support.processes import Terrine
-from support.wording import holds, refuses, says
+from support.wording import holds, refuses
 from terrine_experiments.interval import half_width
-from terrine_experiments.lesson import Lesson
 from terrine_experiments.owner import trained
 from terrine_experiments.papers import PAPERS
-from terrine_experiments.results import FILE, ExperimentResult, draw, keep, picture, table
+from terrine_experiments.results import FILE, ExperimentResult, keep, table
 from terrine_experiments.setup import parts, pool_size, public_part
-from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
+from terrine_experiments.sources import FILES, check, load
 from terrine_models.data.arrays import DataError
-from terrine_models.students.answers import Answers
-from terrine_models.students.models import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records
@@ -148,23 +145,6 @@ def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
         trained(source, public, directories[1], 0, console)
 
 
-def test_a_lesson_teaches_of_counts_and_of_labels_what_its_part_sees(idx: Path) -> None:
-    source, console = load("mnist", idx), Console(quiet=True)
-    (part,) = parts("last-1000", source)
-    lesson = Lesson(source, part, lambda line: None, console)
-    true, classes = source.test.labels, 10
-    counts = 30 * np.eye(classes, dtype=np.int64)[true] + 2
-    labels = np.where(np.arange(TEST) % 3, true, -1)
-    for bought in (
-        Answers.of_counts(counts, teachers=50, sigma=1.0),
-        Answers.of_labels(labels, classes),
-    ):
-        made = lesson.learn(bought, Training())
-        assert made.choice.chosen in ("kernel", "ridge")
-        assert lesson.right(made.student) > 0.7 * len(part.tested)
-        assert lesson.right(made.plain) > 0.5 * len(part.tested)
-
-
 @pytest.mark.parametrize("runs", [2, 3, 5, 20])
 def test_the_interval_is_students_prediction_interval_with_the_sampling_of_the_tests(
     runs: int,
@@ -179,17 +159,6 @@ def test_the_interval_is_students_prediction_interval_with_the_sampling_of_the_t
     low, high = scipy.stats.norm.interval(0.95, 0.9, np.sqrt(0.09 / 1000))
     assert alike == pytest.approx((high - low) / 2)
     assert half_width([0.9], 1000) is None
-
-
-def test_a_new_run_falls_into_the_interval_as_often_as_said() -> None:
-    # By quadrature over the variance of the runs, which is a scaled chi-square; nothing is drawn.
-    for runs in (2, 3, 5):
-        freedom = runs - 1
-        wide, usual = scipy.stats.t.ppf(0.975, freedom) ** 2, scipy.stats.norm.ppf(0.975) ** 2
-        at = scipy.stats.chi2.ppf((np.arange(20_000) + 0.5) / 20_000, freedom) / freedom
-        for share in np.linspace(0, 1, 11):  # of the variance that is between runs
-            covered = scipy.stats.chi2.cdf(share * wide * at + (1 - share) * usual, 1).mean()
-            assert covered > 0.9499
 
 
 def test_the_last_inputs_measure_a_student_of_all_others(
@@ -241,14 +210,6 @@ def test_the_protocol_of_2017_is_reproduced_with_forests(
     holds(refused, "--queries", "--protocol")
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_every_data_set_names_its_files_digests_and_papers(name: str) -> None:
-    assert (name in DIGESTS) != (name in UNCOMPARED)
-    assert len(DIGESTS.get(name, FILES[name])) == len(FILES[name])
-    assert all(len(digest) == 64 for digest in DIGESTS.get(name, ()))
-    assert PAPERS[name]
-
-
 def test_the_real_mnist_is_recognised(shared_data: Path) -> None:
     found = [next((shared_data / "mnist").glob(f"{start}*")) for start in FILES["mnist"]]
     assert check("mnist", found) == ()
@@ -276,12 +237,6 @@ def test_files_that_do_not_fit_are_refused(
     holds(experiments("reproduce", "mnist", "nowhere", *out).refused, "nowhere", "directory")
     holds(experiments("reproduce", "mnist", adult, *out).refused, "train-images")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_teachers_and_students_have_the_defaults_of_the_commands(name: str) -> None:
-    config = RECIPES[name].config
-    assert config == (Heads(augmentations=0) if name == "glyph" else Heads())
 
 
 def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
@@ -324,36 +279,3 @@ def test_results_gather_and_the_same_experiment_replaces_its_own(tmp_path: Path)
     assert found[0].accuracy == "98.00% ± 4.98 (95 %, 3 runs)"
     assert found[1].accuracy == "98.00% (one run: no interval)"
     assert table(found[0]).row_count == 5 + len(PAPERS["mnist"])
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_a_picture_shows_the_baselines_and_which_epsilon_is_not_safe_to_publish(
-    name: str, tmp_path: Path
-) -> None:
-    found = [replace(example(epsilon, [0.97, 0.98]), data=name) for epsilon in (0.3, 1.0)]
-    figure = picture(found)
-    (axes,) = figure.axes  # so there is no second scale in it
-    assert axes.get_legend() is None  # it stands outside
-    (legend,) = figure.legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    lines = {str(line.get_label()): line for line in axes.get_lines()}
-    assert axes.get_ylim()[0] < 90
-    (plain,) = (line for label, line in lines.items() if says(label, "plain"))
-    assert np.asarray(plain.get_ydata()) == pytest.approx([87.75, 87.75])
-    (twin,) = (line for label, line in lines.items() if says(label, "true"))
-    assert twin.get_ydata() == [99, 99]
-    students = [label for label in shown if label.startswith("student")]
-    assert students == [
-        "student: noisy_votes, 1,000 heads, worst-case ε (2 runs; bars: a new run, 95 %)"
-    ]
-    drawn = [line for line in axes.get_lines() if line.get_linestyle() != "None"]
-    assert len(drawn) == 3
-    assert len({line.get_color() for line in drawn}) == 3
-    assert len({line.get_linestyle() for line in drawn}) == 3
-    for paper in PAPERS[name]:
-        (point,) = (line for label, line in lines.items() if paper.method in label)
-        assert (point.get_fillstyle() == "none") == (not paper.safe)
-        assert paper.safe != says(str(point.get_label()), "not", "safe")
-        assert str(point.get_label()) in shown
-    draw(found, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -21,12 +21,9 @@ from hypothesis.extra import numpy as arrays
 
 from support.clients import (
     BODIES,
-    CUT_OFF,
     SHARES,
-    Wire,
     answered,
     examples,
-    label,
     npy,
     npz,
     tell,
@@ -374,49 +371,3 @@ def test_no_body_costs_more_than_its_response_says(server: RunningServer, share:
     counts = answered(server) - before
     tell(counts)
     assert counts.total() >= BODIES // share
-
-
-FRAMES = st.sampled_from(["short", "long", "chunks", "bad chunks", "unended chunks"])
-NO_SIZE = st.sampled_from([b"", b"g", b"-1", b"+5", b"0x5", b"1_0", b"5 5", b"1" * 21])
-
-
-def framed(token: str, body: bytes, frame: str, at: int, size: bytes) -> bytes:
-    """Return a request with `body` and a wrong length, or in valid or invalid chunks."""
-    chunks = [chunk for chunk in (body[:at], body[at:]) if chunk]
-    joined = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    match frame:
-        case "short":
-            return label(token, body[:at], "Connection: close", f"Content-Length: {len(body)}")
-        case "long":
-            return label(token, body, "Connection: close", f"Content-Length: {at}")
-        case "chunks":
-            joined += b"0\r\n\r\n"
-        case "bad chunks":
-            joined = size + b"\r\n" + joined
-    return label(token, joined, "Connection: close", "Transfer-Encoding: chunked")
-
-
-@SHARES
-def test_bodies_that_are_truncated_or_framed_wrongly_cost_nothing(
-    server: RunningServer, share: int
-) -> None:
-    student, before = Student(server), answered(server)
-
-    @examples(CUT_OFF // share)
-    @given(images(MANY).map(npy), FRAMES, st.integers(0, 10**6), NO_SIZE)
-    def framed_somehow(body: bytes, frame: str, at: int, size: bytes) -> None:
-        wire = Wire(server)
-        at %= len(body)
-        wire.send(framed(student.token, body, frame, at, size))
-        if frame in ("short", "unended chunks"):
-            wire.close()  # no response can come before the body's end
-            return
-        reply = wire.reply()
-        assert wire.ends()
-        wire.close()
-        status = student.check(reply.status, reply.headers["content-type"], reply.body)
-        assert (status == 200) is (frame == "chunks")
-
-    framed_somehow()
-    student.settle()
-    tell(answered(server) - before)

@@ -1,9 +1,4 @@
-"""Small worlds in which people leave and come, asked by the real service: nobody tells more.
-
-Worlds differ in all that one person, Ada, ever is: in the file that the ensemble was built of and
-in one that is added later. Noise is seeded and so the same in all of them: two worlds' answers
-differ by exactly what was cast, and the whole loss follows.
-"""
+"""Small worlds in which people leave and come, asked by the real service: nobody tells more."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import pytest
 from support.databases import SECRET_KEY
 from support.ledgers import (
     CLASSES,
-    COUNTED,
     DELTA,
     INTERACTIVE,
     MOST,
@@ -168,17 +167,6 @@ def test_an_abstention_is_not_voted_on_again(tmp_path: Path) -> None:
     assert seqs(answer) == [1, 2, 3]
 
 
-def test_an_input_with_two_baselines_counts_once(tmp_path: Path) -> None:
-    service, voters, ledger = study(tmp_path, INTERACTIVE, 1)
-    student = np.eye(CLASSES)[[3, 4, 4]]
-    ask = service.check("study", images((1, 0), (1, 0), (2, 1)), student)
-    answer = one(service, ask)
-    assert voters.asked == [[0, 0]], "the second is free once the first is answered"
-    assert labels(answer) == [1, 1, None]
-    assert seqs(answer) == [1, 1, None]
-    assert ledger.project("study").charges == 1
-
-
 def test_an_answered_input_is_not_voted_on_again_with_any_baseline(tmp_path: Path) -> None:
     service, voters, _ = study(tmp_path, INTERACTIVE, 9)
     one(service, service.check("study", images((1, 0)), np.eye(CLASSES)[[3]]))
@@ -233,36 +221,6 @@ def test_a_request_that_is_overtaken_gets_what_was_paid_first(tmp_path: Path) ->
     assert labels(answer) == [1, 2, 3]
     assert voters.asked == [[0, 1, 2], [1]]
     assert ledger.verify("study").ok
-
-
-def test_what_was_drawn_for_another_ledger_is_not_charged(tmp_path: Path) -> None:
-    """While the teachers vote, the database is replaced by one whose project has other terms."""
-    service, voters, ledger = study(tmp_path, SHARP, 4)
-    (tmp_path / "other").mkdir()
-    study(tmp_path / "other", SHARP, 5)
-
-    def replace_ledger() -> None:
-        with (
-            closing(sqlite3.connect(tmp_path / "other" / "terrine.sqlite")) as other,
-            closing(sqlite3.connect(tmp_path / "terrine.sqlite")) as here,
-        ):
-            other.backup(here)
-
-    voters.meanwhile = replace_ledger
-    with refuses(DatabaseUnavailable, "replaced"):
-        one(service, service.check("study", images((1, 0))))
-    assert ledger.project("study").charges == 0
-
-
-def test_noisy_counts_are_kept_with_their_query(tmp_path: Path) -> None:
-    service, _, ledger = study(tmp_path, {**COUNTED, "sigma": 8.0}, 5)
-    answer = one(service, service.check("study", images((4, 0), (7, 1))))
-    assert isinstance(answer, ChargedBatch)
-    for result, winner in zip(answer.results, (4, 7), strict=True):
-        assert result.counts is not None
-        assert all(type(count) is int for count in result.counts)
-        assert result.counts.index(max(result.counts)) == result.label == winner
-    assert [entry.counts for entry in ledger.charges("study")] == [r.counts for r in answer.results]
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, BASED], ids=lambda m: str(m["name"]))

@@ -85,9 +85,6 @@ def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
             service.check("study", inputs, wrong)
 
 
-# ------------------------------------------------------------------------------------------- votes
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -117,9 +114,6 @@ def test_only_full_tallies_are_accepted(
     with pytest.raises(EnsembleUnavailable):
         one(service, service.check("study", inputs))
     assert ledger.project("study").charges == 0
-
-
-# ---------------------------------------------------------------------------------------- how many
 
 
 def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:

@@ -42,20 +42,13 @@ def each_ledger(each_database_url: str) -> Ledger:
 
 
 def test_an_ensemble_is_remembered_as_registered(ledger: Ledger) -> None:
-    limit = cap(4.0, 1e-5)
-    ensemble = ledger.ensemble("mnist")
+    limit, ensemble = cap(4.0, 1e-5), ledger.ensemble("mnist")
+    people = ensemble.population
     assert ledger.ensembles() == [ensemble]
-    assert (ensemble.population.cap, ensemble.population.delta_cap) == (
-        limit.budget,
-        limit.delta_budget,
-    )
-    assert (ensemble.population.epsilon, ensemble.population.delta, ensemble.units) == (
-        4.0,
-        1e-5,
-        RECORDS,
-    )
-    assert (ensemble.population.reserved, ensemble.population.delta_reserved) == (0, 0)
-    assert ensemble.facts == FACTS
+    assert (people.cap, people.delta_cap) == (limit.budget, limit.delta_budget)
+    assert (people.epsilon, people.delta) == (4.0, 1e-5)
+    assert (people.reserved, people.delta_reserved) == (0, 0)
+    assert (ensemble.facts, ensemble.units) == (FACTS, RECORDS)
     assert ensemble.manifest_sha256 == digest("mnist").hex()
     with pytest.raises(NotFound):
         ledger.ensemble("nobody")
@@ -71,23 +64,11 @@ def test_the_same_teachers_never_get_a_second_cap(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("delta", [1 / RECORDS, 1e-4])
-def test_a_cap_with_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
+def test_a_delta_of_one_record_or_more_is_refused(ledger: Ledger, delta: float) -> None:
     with refuses(InvalidTerms, "1/60000"):
-        ledger.register_ensemble(
-            "other",
-            "path",
-            digest("other").hex(),
-            FACTS,
-            RECORDS,
-            cap(4.0, delta),
-            population="other",
-            disjoint=True,
-        )
-
-
-def test_a_project_with_delta_of_one_record_or_more_is_refused(ledger: Ledger) -> None:
+        register(ledger, "other", cap(4.0, delta))
     with refuses(InvalidTerms, "1/60000"):
-        ledger.open_project(NewProject("study", "mnist", GNMAX, terms(1, delta=1 / RECORDS)))
+        ledger.open_project(NewProject("study", "mnist", GNMAX, terms(1, delta=delta)))
     assert ledger.ensemble("mnist").population.reserved == 0
 
 
@@ -136,29 +117,6 @@ def test_what_was_returned_can_be_reserved_again(ledger: Ledger) -> None:
     assert all(ledger.verify(name).ok for name in ("first", "second"))
 
 
-def test_the_cap_is_refused_one_unit_above_it(ledger: Ledger) -> None:
-    limit = ledger.ensemble("mnist").population.cap
-    with pytest.raises(CapExceeded):
-        ledger.open_project(
-            NewProject("study", "mnist", GNMAX, replace(terms(1), cap_budget=limit + 1))
-        )
-    assert ledger.projects() == []
-
-
-def test_additive_deltas_share_the_cap_too(ledger: Ledger) -> None:
-    limit = ledger.ensemble("mnist").population.delta_cap
-    share = replace(terms(1, STABLE), delta_budget=limit // 2 + 1)
-    ledger.open_project(NewProject("first", "mnist", STABLE, share))
-    with pytest.raises(CapExceeded):
-        ledger.open_project(NewProject("second", "mnist", STABLE, share))
-
-
-def test_ensembles_have_caps_of_their_own(ledger: Ledger) -> None:
-    register(ledger, "second")
-    open_project(ledger, 3, ensemble="second")
-    assert ledger.ensemble("mnist").population.reserved == 0
-
-
 def test_terms_come_back_exactly_as_they_were_opened(ledger: Ledger) -> None:
     mechanism = build_mechanism(CONFIDENT, teachers=TEACHERS, classes=CLASSES)
     quoted = quote(mechanism, 1.0, 1e-6)
@@ -187,57 +145,33 @@ def test_terms_of_another_mechanism_are_refused(
         ledger.open_project(NewProject("study", "mnist", mechanism, terms(2, GNMAX)))
 
 
-def changed(amounts: Any, name: str, amount: int) -> Any:
-    return replace(amounts, **{name: amount})
-
-
 @pytest.mark.parametrize("amount", [-1, 2**63])
 def test_amounts_beyond_what_is_counted_are_refused(ledger: Ledger, amount: int) -> None:
     for name in ("budget", "delta_budget", "cap_budget"):
         with refuses(InvalidTerms, name, amount):
-            ledger.open_project(
-                NewProject("study", "mnist", GNMAX, changed(terms(1), name, amount))
-            )
-    for name, shown in (("budget", "cap"), ("delta_budget", "delta_cap")):
-        limit = changed(cap(4.0, 1e-5), name, amount)
-        with refuses(InvalidTerms, shown, amount):
-            ledger.register_ensemble(
-                "e", "path", digest("e").hex(), FACTS, RECORDS, limit, population="e", disjoint=True
-            )
-    tiny = replace(cap(4.0, 1e-5), delta=1e-25)
-    with refuses(InvalidTerms, "units", 2**63):
-        ledger.register_ensemble(
-            "e", "path", digest("e").hex(), FACTS, 2**63, tiny, population="e", disjoint=True
-        )
-    with refuses(InvalidTerms, 0):
-        ledger.register_ensemble(
-            "e", "path", digest("e").hex(), FACTS, 0, cap(4.0, 1e-5), population="e", disjoint=True
-        )
+            changed: Any = {name: amount}
+            ledger.open_project(NewProject("study", "mnist", GNMAX, replace(terms(1), **changed)))
+    limit = cap(4.0, 1e-5)
+    for words, wrong, units in (
+        ("cap", replace(limit, budget=amount), RECORDS),
+        ("delta_cap", replace(limit, delta_budget=amount), RECORDS),
+        ("units", replace(limit, delta=1e-25), 2**63),
+        ("0", limit, 0),
+        ("0", replace(limit, delta=0.0), 1),
+    ):
+        with refuses(InvalidTerms, words):
+            register(ledger, "other", wrong, units=units)
 
 
 def test_the_largest_and_the_smallest_amounts_are_counted(each_ledger: Ledger) -> None:
     most = 2**63 - 1
-    limit = replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0)
-    found = each_ledger.register_ensemble(
-        "e", "path", digest("e").hex(), FACTS, most, limit, population="e", disjoint=True
-    )
-    assert (found.population.cap, found.population.delta_cap, found.units) == (most, 0, most)
-    limit = replace(cap(4.0, 0.5), budget=0, delta_budget=most)
-    found = each_ledger.register_ensemble(
-        "f", "path", digest("f").hex(), FACTS, 1, limit, population="f", disjoint=True
-    )
-    assert (found.population.cap, found.population.delta_cap, found.units) == (0, most, 1)
-    with refuses(InvalidTerms, 0):
-        each_ledger.register_ensemble(
-            "g",
-            "path",
-            digest("g").hex(),
-            FACTS,
-            1,
-            replace(limit, delta=0.0),
-            population="g",
-            disjoint=True,
-        )
+    for name, limit, units in (
+        ("e", replace(cap(4.0, 1e-5), delta=1e-25, budget=most, delta_budget=0), most),
+        ("f", replace(cap(4.0, 0.5), budget=0, delta_budget=most), 1),
+    ):
+        found = register(each_ledger, name, limit, units=units)
+        counted = (found.population.cap, found.population.delta_cap, found.units)
+        assert counted == (limit.budget, limit.delta_budget, units)
 
 
 def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
@@ -251,7 +185,8 @@ def test_a_refusal_says_how_much_of_the_cap_is_left(ledger: Ledger) -> None:
     }
     for name, required in (("cap_budget", "required"), ("delta_budget", "delta_required")):
         most = left["available" if name == "cap_budget" else "delta_available"]
-        asked = changed(share, name, most + 1)
+        more: Any = {name: most + 1}
+        asked = replace(share, **more)
         with pytest.raises(CapExceeded) as refusal:
             ledger.open_project(NewProject("second", "mnist", STABLE, asked))
         amounts = {"required": asked.cap_budget, "delta_required": asked.delta_budget}

@@ -23,7 +23,6 @@ from terrine_server.errors import (
     ServiceError,
 )
 from terrine_server.ledger import (
-    ChargedBatch,
     Ledger,
     ProjectSnapshot,
     Proposal,
@@ -82,51 +81,6 @@ WHEN: dict[str, Callable[[Two, Callable[[], object]], object]] = {
 }
 
 
-@pytest.mark.parametrize("when", WHEN)
-def test_a_charge_that_came_between_is_counted(two: Two, when: str) -> None:
-    record = two.look([answered(1)])
-    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2)]))
-    assert two.pay([answered(1)], record) == [(3, False)]
-    assert two.ours.project("study").charges == 3
-    assert two.ours.verify("study").ok
-
-
-@pytest.mark.parametrize("when", WHEN)
-def test_a_query_that_was_paid_between_is_answered_as_it_was_paid(two: Two, when: str) -> None:
-    record = two.look([answered(1, label=5)])
-    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(1, label=7)]))
-    [fate] = two.ours.charge_group(two.project, [[answered(1, label=5)]], record)
-    assert isinstance(fate, ChargedBatch)
-    [result] = fate.results
-    assert (result.label, result.seq, result.replayed) == (7, 2, True)
-    assert two.ours.project("study").charges == 2
-
-
-@pytest.mark.parametrize("when", WHEN)
-def test_a_budget_that_was_spent_between_pays_for_nothing(two: Two, when: str) -> None:
-    record = two.look([answered(1)])
-    WHEN[when](two, lambda: two.theirs.charge(two.project, [answered(2), answered(3)]))
-    refusal = two.pay([answered(1)], record)
-    assert isinstance(refusal, BudgetExhausted)
-    assert two.ours.project("study").charges == 3
-
-
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize(
-    ("status", "refusal"),
-    [(ProjectStatus.PAUSED, ProjectPaused), (ProjectStatus.CLOSED, ProjectClosed)],
-)
-def test_a_project_that_was_stopped_between_pays_nothing(
-    two: Two, when: str, status: ProjectStatus, refusal: type[ServiceError]
-) -> None:
-    record = two.look([answered(1)])
-    WHEN[when](two, lambda: two.theirs.set_status("study", status))
-    with pytest.raises(refusal):
-        two.pay([answered(1)], record)
-    assert two.ours.project("study").charges == 1
-    assert two.ours.verify("study").ok
-
-
 def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(two: Two) -> None:
     record = two.look([answered(1)])
     two.ours.charge(two.project, [answered(1)])
@@ -134,7 +88,7 @@ def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(tw
 
 
 # What another server does, and the result of a request for query 1: label 3 if it is paid.
-FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
+FIRST: dict[str, tuple[Callable[[Two], object], list[object]]] = {
     "another query": (lambda two: two.theirs.charge(two.project, [answered(2)]), [(3, 3, False)]),
     "the same query": (
         lambda two: two.theirs.charge(two.project, [answered(1, label=7)]),
@@ -142,11 +96,32 @@ FIRST: dict[str, tuple[Callable[[Two], object], object]] = {
     ),
     "all of the budget": (
         lambda two: two.theirs.charge(two.project, [answered(2), answered(4)]),
-        BudgetExhausted,
+        [BudgetExhausted],
     ),
-    "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), ProjectPaused),
-    "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), ProjectClosed),
+    "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), [ProjectPaused]),
+    "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), [ProjectClosed]),
 }
+
+
+def results_of(two: Two, record: ProjectSnapshot) -> list[object]:
+    """Of query 1, which was looked up before."""
+    try:
+        [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
+    except ServiceError as error:
+        return [type(error)]
+    if isinstance(fate, ServiceError):
+        return [type(fate)]
+    return [(result.seq, result.label, result.replayed) for result in fate.results]
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("first", FIRST)
+def test_a_charge_goes_by_what_another_server_did_between(two: Two, first: str, when: str) -> None:
+    act, expected = FIRST[first]
+    record = two.look([answered(1)])
+    WHEN[when](two, lambda: act(two))
+    assert results_of(two, record) == expected
+    assert two.ours.verify("study").ok
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -157,19 +132,9 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
     """Its statement began before the other's was committed, and does not see it by itself."""
     act, expected = FIRST[first]
     record, results = two.look([answered(1)]), list[object]()
-
-    def ask() -> None:
-        try:
-            [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
-        except ServiceError as error:
-            fate = error
-        if isinstance(fate, ChargedBatch):
-            results.extend((r.seq, r.label, r.replayed) for r in fate.results)
-        else:
-            results.append(type(fate))
-
+    ask = lambda: results.extend(results_of(two, record))  # noqa: E731
     come_first(connect(as_owner(two.url)), lambda: act(two), ask)
-    assert results == (expected if isinstance(expected, list) else [expected])
+    assert results == expected
     assert two.ours.verify("study").ok
 
 

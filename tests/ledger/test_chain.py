@@ -6,61 +6,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     KIND_FIELDS,
-    TERMS_FIELDS,
     charge_hash,
     frame,
     hasher,
     iso,
 )
-from terrine_server.ledger.schema import charges, ensembles, populations, projects
 from terrine_server.ledger.verifying import is_instant
-
-
-def test_the_hash_covers_every_column_of_a_charge() -> None:
-    assert {*CHARGE_FIELDS, "counts"} == {column.name for column in charges.columns} - {"hash"}
-
-
-def test_the_genesis_covers_everything_fixed_at_opening() -> None:
-    fixed = {column.name for column in projects.columns} - {
-        "id",  # bound by every charge
-        "ensemble_id",  # bound by the ensemble's own columns
-        "genesis",
-        # what charging and closing may change, and the balances bind
-        "status",
-        "closed_at",
-        "spent",
-        "delta_spent",
-        "cap_spent",
-        "charges",
-        "published",
-        "head",
-        "seal",  # over the row, with all of these
-        "title",
-        "purpose",  # words for people, which the administrative log vouches for
-    }
-    of_ensemble = {column.name for column in ensembles.columns} - {
-        "id",
-        "path",
-        "population_id",
-        "registered_at",
-        "seal",
-    }
-    of_the_cap = {column.name for column in populations.columns} - {
-        "id",
-        "name",
-        "reserved",
-        "delta_reserved",
-        "disjoint_from",
-        "declared_at",
-        "seal",
-    }
-    assert set(TERMS_FIELDS) == fixed | {f"ensemble__{n}" for n in of_ensemble | of_the_cap}
 
 
 def test_no_two_sequences_of_fields_share_an_encoding() -> None:
@@ -81,6 +38,7 @@ def test_no_two_sequences_of_fields_share_an_encoding() -> None:
     assert len({frame(*fields) for fields in different}) == len(different)
 
 
+@settings(max_examples=25)
 @given(
     seq=st.integers(1, 2**63 - 1),
     created_at=st.datetimes(datetime(2000, 1, 1), timezones=st.just(UTC)),

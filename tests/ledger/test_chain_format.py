@@ -218,13 +218,13 @@ def test_it_adds_up_what_is_paid_after_a_publication(database_url: str, tmp_path
 def test_the_commands_write_what_it_verifies(terrine: Terrine, tmp_path: Path) -> None:
     assert terrine("init").code == 0
     assert terrine("token", "create", "--role", "admin", "--label", "the first").code == 0
-    shown = terrine("--json", "log", "show")
+    shown = terrine("--json", "ledger", "show")
     actions = [entry["action"] for entry in json.loads(shown.out)]
     assert actions == ["ledger-initialised", "token-created"]
     assert all(entry["actor"].startswith("local:") for entry in json.loads(shown.out))
-    assert "token-created" in terrine("log", "show", COLUMNS="200").out
+    assert "token-created" in terrine("ledger", "show", COLUMNS="200").out
     log = tmp_path / "log.jsonl"
-    assert terrine("log", "export", "--output", str(log)).code == 0
+    assert terrine("ledger", "export", "--output", str(log)).code == 0
     code, said = run(log)
     assert code == 0, said
     assert "2 entries" in terrine("ledger", "verify").out

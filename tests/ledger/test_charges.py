@@ -15,7 +15,7 @@ from terrine_server.errors import (
     LedgerCorrupted,
     NotFound,
 )
-from terrine_server.ledger import Ledger, Proposal, connect, rows
+from terrine_server.ledger import Ledger, Proposal, connect
 from terrine_server.ledger import rows as ledger_rows
 from terrine_server.privacy import VoteOutcome
 
@@ -53,11 +53,6 @@ def test_charges_are_paged_and_filtered(each_ledger: Ledger) -> None:
     assert [c.seq for c in each_ledger.stream_charges("study")] == list(range(1, 14))
     with pytest.raises(NotFound):
         each_ledger.charges("nobody")
-
-
-def test_unknown_projects_are_not_found(ledger: Ledger) -> None:
-    with pytest.raises(NotFound):
-        ledger.charge(99, [answered(1)])
 
 
 def test_an_outcome_without_a_price_is_never_released(ledger: Ledger) -> None:
@@ -98,21 +93,6 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> 
     assert refusal.value.__cause__ is None
     assert refusal.value.__suppress_context__
     assert ledger.project("study").charges == 0
-
-
-def test_what_is_read_again_for_a_charge_is_all_that_may_change() -> None:
-    """All else is remembered under the genesis, which covers it."""
-    assert set(rows.ACCOUNT_COLUMNS) - {"id", "name", "genesis"} == {
-        "status",
-        "closed_at",
-        "spent",
-        "delta_spent",
-        "cap_spent",
-        "charges",
-        "published",
-        "head",
-        "seal",
-    }
 
 
 def counting(engine: Engine) -> list[str]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import event, text
 
-from support.databases import SECRET_KEY, SQLITE_BY_DAY, as_owner
+from support.databases import SECRET_KEY, SQLITE_BY_DAY
 from support.ledgers import (
     CONFIDENT,
     abstained,
@@ -49,14 +46,6 @@ def ledger(each_database_url: str) -> Ledger:
 def fates(results: Sequence[Result]) -> str:
     """One letter a query: Paid, replayed (free), refused (-)."""
     return "".join("-" if r.seq is None else "f" if r.replayed else "P" for r in results)
-
-
-def test_a_repeated_query_is_free_and_gets_the_same_answer(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(1, label=7)])
-    again = ledger.charge(project.id, [answered(1, label=2)])
-    assert again.results == [Result(Outcome.ANSWERED, 7, seq=1, replayed=True)]
-    assert again.project.charges == 1
 
 
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
@@ -244,41 +233,3 @@ def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more
     late = work("late")
     assert early["charges"] > 10 * queries
     assert all(late[table] <= 1.2 * count for table, count in early.items()), (early, late)
-
-
-@POSTGRES
-@pytest.mark.parametrize("statistics", [False, True])
-def test_postgresql_looks_earlier_answers_up_by_an_index(
-    statistics: bool, each_database_url: str
-) -> None:
-    """While it has no statistics, when it would rather read whatever a project has; and once it
-    has them, of entries that do not lie in order, when a range of them seems dear to it."""
-    engine = connect(each_database_url)
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, 2100, {"name": "gnmax", "sigma": 100.0})
-    keyed = [[answered(i)] for i in range(2000)]
-    ledger.charge_group(project.id, keyed)
-    if statistics:
-        with connect(as_owner(each_database_url)).begin() as connection:
-            connection.execute(text("CLUSTER charges USING uq_charges_project_id_query_digest"))
-            connection.execute(text("ANALYZE charges"))
-    plans = []
-
-    @event.listens_for(engine, "before_cursor_execute", retval=True)
-    def explain(_: object, cursor: Any, statement: str, given: Any, *__: object) -> Any:
-        if statement.lstrip().startswith("SELECT"):
-            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
-            plans.append(json.dumps(cursor.fetchone()))
-        return statement, given
-
-    looking = Ledger(engine, SECRET_KEY)
-    retried = QueryDigest(digest(7), digest(7))
-    others = [QueryDigest(digest(i), digest(i)) for i in range(-64, 3)]
-    looking.look_up("study", [retried, *others])
-    looking.charge_group(project.id, [[answered(-1)]])
-    wanted = [plan for plan in plans if "charges" in plan]
-    assert len(wanted) == 3, "each look-up, and the account when it is read in full"
-    for plan in wanted:
-        assert not re.search(r"\"Seq Scan\"[^{}]*\"charges\"", plan)
-        # One of each search may be: the next one after what was looked for.
-        assert not re.search(r"Rows Removed by Filter\": ([2-9]|1\d)", plan)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
-from support.ledgers import GNMAX, answered, open_ledger, open_project, terms
-from support.processes import at_once, in_processes
-from support.workers import open_projects
+from support.ledgers import answered, open_project
+from support.processes import at_once
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import ProjectClosed, ServiceError
+from terrine_server.ledger import Ledger
 
 
-def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+@pytest.fixture
+def ledger(each_ledger: Ledger) -> Ledger:
+    return each_ledger
+
+
+def test_simultaneous_first_askings_are_paid_once(ledger: Ledger) -> None:
     project = open_project(ledger, queries=50)
     results = at_once(8, lambda client: ledger.charge(project.id, [answered("same", client)]))
     paid = [receipt.results[0] for receipt in results if not receipt.results[0].replayed]
@@ -24,35 +27,7 @@ def test_simultaneous_first_askings_are_paid_once(each_database_url: str) -> Non
     assert ledger.project("study").charges == 1
 
 
-def test_the_same_request_at_once_is_paid_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=50)
-    batch = [answered(1), answered(2), answered(1)]
-    receipts = at_once(8, lambda _: ledger.charge(project.id, batch))
-    found = [[(r.seq, r.label) for r in receipt.results] for receipt in receipts]
-    assert all(each == found[0] for each in found)
-    assert ledger.project("study").charges == 2
-
-
-@pytest.mark.slow
-def test_projects_opened_at_once_never_exceed_the_cap(each_database_url: str) -> None:
-    """The cap holds 5 such budgets; 4 processes try 3 each."""
-    ledger = open_ledger(each_database_url)
-    cap = ledger.ensemble("mnist").population.cap
-    share = replace(terms(1), budget=cap // 5, cap_budget=cap // 5)
-    names = [[f"p{process}-{i}" for i in range(3)] for process in range(4)]
-    processes = in_processes(
-        open_projects, *[(each_database_url, mine, share, GNMAX) for mine in names]
-    )
-    assert [process.exitcode for process in processes] == [0] * 4
-    projects = ledger.projects()
-    assert len(projects) == 5
-    assert ledger.ensemble("mnist").population.reserved == 5 * (cap // 5)
-    assert all(ledger.verify(project.name).ok for project in projects)
-
-
-def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+def test_one_name_opened_at_once_is_opened_once(ledger: Ledger) -> None:
 
     def attempt(_: int) -> str:
         try:
@@ -65,8 +40,7 @@ def test_one_name_opened_at_once_is_opened_once(each_database_url: str) -> None:
     assert reserved == ledger.project("study").terms.cap_budget
 
 
-def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
+def test_opening_charging_and_closing_at_once_keep_the_books_whole(ledger: Ledger) -> None:
     project = open_project(ledger, queries=500)
 
     def work(client: int) -> None:
@@ -86,9 +60,8 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(each_database
     assert ledger.ensemble("mnist").population.reserved == project.terms.cap_budget + spent
 
 
-def test_a_project_closed_while_charging_keeps_what_was_paid(each_database_url: str) -> None:
+def test_a_project_closed_while_charging_keeps_what_was_paid(ledger: Ledger) -> None:
     """Whichever comes first, the cap gets back exactly what was not spent."""
-    ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=50)
 
     def work(client: int) -> None:

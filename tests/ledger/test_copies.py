@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.databases import SECRET_KEY, as_owner, migrated
-from support.forgeries import BEFORE, old_ledger, share
 from support.ledgers import answered, open_ledger, open_project
 from support.wording import refuses
-from terrine_server.errors import Conflict, SchemaMismatch
-from terrine_server.ledger import Ledger, connect, copies, upgrade
+from terrine_server.errors import SchemaMismatch
+from terrine_server.ledger import Ledger, connect, copies
 from terrine_server.ledger.migrating import schema_differences
 
 
@@ -64,30 +63,6 @@ def test_a_ledger_without_entries_is_not_kept_aside(database_url: str, tmp_path:
     owner = connect(as_owner(database_url))
     assert copies.replace_ledger(owner, tmp_path / "copy", "aside") is None
     assert not copies.has_schema(owner, "aside")
-
-
-def test_a_copy_of_an_older_ledger_is_of_its_revision_and_can_be_migrated(
-    each_database_url: str, tmp_path: Path
-) -> None:
-    old = old_ledger(as_owner(each_database_url), tmp_path, share("mnist", "spare"))
-    assert copies.copy_to_file(old, tmp_path / "copy") == BEFORE
-    engine = copies.file_engine(tmp_path / "copy")
-    upgrade(engine, SECRET_KEY)
-    assert schema_differences(engine) == []
-    copy = Ledger(engine, SECRET_KEY)
-    assert copy.verify_log().problems == []
-    for name in copy.project_names():
-        assert copy.verify(name).problems == []
-    registered = [each.name for each in copies.registrations(old)]
-    assert registered == [each.name for each in copy.ensembles()]
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_only_the_owner_of_the_tables_replaces_them(database_url: str) -> None:
-    migrated(database_url)
-    copies.check_owner(connect(as_owner(database_url)))
-    with refuses(Conflict, "terrine_service"):
-        copies.check_owner(connect(database_url))
 
 
 def test_there_is_no_copy_of_a_database_without_tables(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.databases import SECRET_KEY, SQLITE_BY_DAY
-from support.forgeries import first_finding, kind, rehash, rewrite, rows_of
+from support.forgeries import first_finding, kind, rehash, rewrite
 from support.ledgers import (
     COUNTED,
     GNMAX,
@@ -25,10 +24,8 @@ from support.ledgers import (
     unguarded,
 )
 from support.wording import holds, refuses
-from support.workers import come_between
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import ChargedBatch, Ledger, NewProject, ProjectRecord, Proposal, connect
-from terrine_server.ledger.chain import CHARGE_FIELDS, frame, frame_counts
 from terrine_server.privacy import cap
 
 BATCH = [counted(1), counted(2), counted(3)]
@@ -60,9 +57,6 @@ def told(receipt: ChargedBatch) -> list[Any]:
 PAID = [proposal.counts for proposal in BATCH]
 
 
-# ------------------------------------------------------------------------------------ told the same
-
-
 def test_counts_are_told_again_as_they_were(
     project: ProjectRecord, ledger: Ledger, each_database_url: str
 ) -> None:
@@ -80,18 +74,6 @@ def test_counts_are_told_again_as_they_were(
     assert told(twice) == [counted(4).counts] * 2
     assert [result.replayed for result in twice.results] == [False, True]
     assert [entry.counts for entry in ledger.charges("study")] == [*PAID, counted(4).counts]
-    assert ledger.verify("study").ok
-
-
-def test_whoever_came_first_decides_on_the_counts(
-    project: ProjectRecord, ledger: Ledger, each_database_url: str
-) -> None:
-    engine = connect(each_database_url)
-    first = [counted(7, "first")]
-    come_between(engine, lambda: ledger.charge(project.id, first))
-    receipt = Ledger(engine, SECRET_KEY).charge(project.id, [counted(7, "second"), counted(8)])
-    assert told(receipt) == [first[0].counts, counted(8).counts]
-    assert [result.replayed for result in receipt.results] == [True, False]
     assert ledger.verify("study").ok
 
 
@@ -123,9 +105,6 @@ def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: st
     assert ledger.verify("broad").ok
 
 
-# ------------------------------------------------------------------------ only where they are paid
-
-
 def with_counts(counts: tuple[int, ...] | None, label: int = 3) -> Proposal:
     return replace(answered("new", label), counts=counts)
 
@@ -150,38 +129,6 @@ def test_counts_that_were_not_charged_for_are_never_written(
     with refuses(ValueError, "counts"):
         ledger.charge(project.id, [proposal])
     assert ledger.project("study").charges == 0
-
-
-def test_counts_are_in_no_text_made_of_what_is_not_paid() -> None:
-    assert "counts" not in repr(counted(1))
-
-
-# --------------------------------------------------------------------------------------- the chain
-
-
-@SQLITE_BY_DAY
-def test_an_entrys_hash_covers_the_sha256_of_its_counts(
-    project: ProjectRecord, each_database_url: str
-) -> None:
-    """Recomputed by hand: a field more than other entries have."""
-    with connect(each_database_url).connect() as connection:
-        rows = rows_of(connection)
-    head = bytes.fromhex(project.genesis)
-    for row, counts in zip(rows, PAID, strict=True):
-        assert counts is not None
-        assert row["counts"] == "[" + ",".join(map(str, counts)) + "]"
-        framed = frame("terrine/charge/1", head, *(row[name] for name in CHARGE_FIELDS))
-        framed += b"b" + (32).to_bytes(8, "big") + hashlib.sha256(row["counts"].encode()).digest()
-        head = hashlib.sha256(framed).digest()
-        assert row["hash"] == head
-
-
-def test_no_counts_add_nothing_to_what_is_hashed() -> None:
-    assert frame_counts(None) == b""
-    assert len({frame_counts(None), frame_counts(""), frame_counts("[]"), frame_counts("[0]")}) == 4
-    for value in (b"[0]", 7, ()):
-        with pytest.raises(TypeError):
-            frame_counts(value)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------- edits are found
@@ -214,9 +161,6 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
         fresh(each_database_url).charge(project.id, [counted(2)])
 
 
-# ----------------------------------------------------------------------------------------- archives
-
-
 def export(ledger: Ledger, file: Path) -> list[Any]:
     lines = list(ledger.export("study"))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -240,13 +184,3 @@ def test_an_export_holds_the_counts_and_verifies_without_its_database(
     for value in values:
         edited = [*lines[:2], lines[2] | {"counts": value}, *lines[3:]]
         holds(first_finding(file, edited), 3, "entry")
-
-
-@SQLITE_BY_DAY
-def test_entries_without_counts_are_exported_as_they_were(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.charge(open_project(ledger, 10).id, [answered(1), answered(2)])
-    file = tmp_path / "export.jsonl"
-    lines = export(ledger, file)
-    assert all("counts" not in line for line in lines)
-    edited = [*lines[:2], lines[2] | {"counts": [1, 0]}]
-    assert kind(first_finding(file, edited)) == "entry 2: altered"

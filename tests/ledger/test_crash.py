@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -27,7 +26,7 @@ from support.ledgers import (
     voted,
 )
 from support.processes import in_processes, start
-from support.workers import ask_and_log, die_after_commit, die_before
+from support.workers import ask_and_log, die_before
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import database as database_module
@@ -37,11 +36,11 @@ from terrine_server.ledger import database as database_module
 @pytest.mark.parametrize(
     ("each_database_url", "what", "least"),
     [
-        ("sqlite", "alone", 5),
         ("postgresql", "alone", 5),
         ("sqlite", "tallied", 8),
         ("postgresql", "another came between", 8),
-        ("sqlite", "counted", 5),
+        pytest.param("sqlite", "alone", 5, marks=pytest.mark.nightly),
+        pytest.param("sqlite", "counted", 5, marks=pytest.mark.nightly),
         pytest.param("postgresql", "tallied", 8, marks=pytest.mark.nightly),
         pytest.param("sqlite", "another came between", 8, marks=pytest.mark.nightly),
         pytest.param("postgresql", "counted", 5, marks=pytest.mark.nightly),
@@ -86,26 +85,14 @@ def test_killed_at_any_step_leaves_nothing_half_written(
     assert step >= least, "it took fewer steps than the test reckons with"
 
 
-@pytest.mark.slow
-def test_killed_after_the_commit_the_retry_is_free(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=10)
-    [process] = in_processes(die_after_commit, (each_database_url, project.id, 5))
-    assert process.exitcode == -signal.SIGKILL
-    retry = ledger.charge(project.id, [answered(i) for i in range(5)])
-    assert [result.seq for result in retry.results] == [1, 2, 3, 4, 5]
-    assert ledger.project("study").charges == 5
-
-
 @SQLITE_BY_DAY
 @pytest.mark.slow
 def test_killed_at_any_moment_everything_sent_was_paid(
     each_database_url: str, tmp_path: Path
 ) -> None:
-    """Three processes at a time are killed in mid-work, four times over."""
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 20_000, {"name": "gnmax", "sigma": 400.0})
-    for generation in range(4):
+    for generation in range(2):
         files = [tmp_path / f"sent-{generation}-{i}" for i in range(3)]
         processes = [
             start(ask_and_log, each_database_url, project.id, file.name, str(file))
@@ -123,9 +110,9 @@ def test_killed_at_any_moment_everything_sent_was_paid(
     sent = [
         line.split() for file in tmp_path.glob("sent-*") for line in file.read_text().splitlines()
     ]
-    assert len(sent) >= 12
+    assert len(sent) >= 6
     assert all(paid[int(seq)] == query for seq, query in sent)
-    assert len(paid) - len(sent) <= 12, "at most one answer per process was paid for but not sent"
+    assert len(paid) - len(sent) <= 6, "at most one answer per process was paid for but not sent"
 
 
 def test_a_lock_that_is_held_too_long_is_a_clear_error(
@@ -141,24 +128,6 @@ def test_a_lock_that_is_held_too_long_is_a_clear_error(
             impatient.charge(project.id, [answered(1)])
         assert impatient.project("study").charges == 0, "reading needs no lock"
     assert impatient.charge(project.id, [answered(1)]).project.charges == 1
-
-
-def test_a_short_lock_is_waited_for(each_database_url: str) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, queries=10)
-    held = threading.Event()
-
-    def hold() -> None:
-        with database_module.writing(connect(each_database_url)) as holder:
-            holder.execute(text("UPDATE projects SET status = 'active'"))
-            held.set()
-            time.sleep(0.5)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    assert ledger.charge(project.id, [answered(1)]).project.charges == 1
-    thread.join()
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)

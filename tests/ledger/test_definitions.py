@@ -35,6 +35,13 @@ def differing(engine: Engine) -> list[str]:
     return [str(each) for each in schema_differences(engine)]
 
 
+def break_and_restore(engine: Engine, what: str, parts: set[str], *statements: str) -> None:
+    run(engine, *statements)
+    assert set(differing(engine)) == {f"{what}: {part}" for part in parts}
+    assert set(upgrade(engine, SECRET_KEY)) == parts
+    assert differing(engine) == []
+
+
 def run(engine: Engine, *statements: str) -> None:
     with engine.begin() as connection:
         for statement in statements:
@@ -54,9 +61,8 @@ def triggers(engine: Engine) -> list[tuple[str, str]]:
         return [(name, table) for name, table in connection.execute(text(query))]
 
 
-def drop_trigger(engine: Engine, name: str, table: str) -> None:
-    on = f" ON {table}" if engine.dialect.name == "postgresql" else ""
-    run(engine, f"DROP TRIGGER {name}{on}")
+def drop_trigger(engine: Engine, name: str, table: str) -> str:
+    return f"DROP TRIGGER {name}" + (f" ON {table}" if engine.dialect.name == "postgresql" else "")
 
 
 def test_a_migrated_schema_is_as_it_should_be_and_nothing_is_restored(engine: Engine) -> None:
@@ -66,20 +72,13 @@ def test_a_migrated_schema_is_as_it_should_be_and_nothing_is_restored(engine: En
 
 
 def test_every_trigger_that_is_gone_is_named_and_restored(engine: Engine) -> None:
-    """The first alone, then all that there are at once."""
     known = triggers(engine)
     assert len(known) == (31 if engine.dialect.name == "sqlite" else 35)
-    name, table = known[0]
-    drop_trigger(engine, name, table)
-    assert differing(engine) == [f"missing: trigger {name} of {table}"]
-    assert upgrade(engine, SECRET_KEY) == [f"trigger {name} of {table}"]
-    for name, table in known:
-        drop_trigger(engine, name, table)
-    run(engine, "DROP INDEX uq_charges_answered_input")
-    parts = {f"trigger {name} of {table}" for name, table in known} | {ANSWERED_INPUT[engine.name]}
-    assert set(differing(engine)) == {f"missing: {part}" for part in parts}
-    assert set(upgrade(engine, SECRET_KEY)) == parts
-    assert differing(engine) == []
+    parts = [f"trigger {name} of {table}" for name, table in known]
+    drop = [drop_trigger(engine, *each) for each in known]
+    break_and_restore(engine, "missing", {parts[0]}, drop[0])
+    more = "DROP INDEX uq_charges_answered_input"
+    break_and_restore(engine, "missing", {*parts, ANSWERED_INPUT[engine.name]}, *drop, more)
     assert triggers(engine) == known
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 4")
@@ -110,12 +109,9 @@ def weaker_trigger(engine: Engine, name: str, table: str) -> list[str]:
 
 def test_every_trigger_that_no_longer_refuses_is_named_and_restored(engine: Engine) -> None:
     known = triggers(engine)
-    for name, table in known:
-        run(engine, *weaker_trigger(engine, name, table))
     parts = {f"trigger {name} of {table}" for name, table in known}
-    assert set(differing(engine)) == {f"changed: {part}" for part in parts}
-    assert set(upgrade(engine, SECRET_KEY)) == parts
-    assert differing(engine) == []
+    weaker = [each for name, table in known for each in weaker_trigger(engine, name, table)]
+    break_and_restore(engine, "changed", parts, *weaker)
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 4")
 
@@ -140,7 +136,7 @@ def test_a_trigger_that_was_added_to_any_table_is_named_and_never_removed(engine
         assert differing(engine) == added
         assert upgrade(engine, SECRET_KEY) == []
         assert differing(engine) == added
-        drop_trigger(engine, "quiet", table)
+        run(engine, drop_trigger(engine, "quiet", table))
         if engine.dialect.name == "postgresql":
             run(engine, "DROP FUNCTION quiet()")
     assert differing(engine) == []
@@ -195,7 +191,6 @@ ADDED_TO_POSTGRESQL = {
 
 
 def test_whatever_else_was_added_is_named(engine: Engine) -> None:
-    """Each beside all that was added before it."""
     postgresql = engine.dialect.name == "postgresql"
     named = set[str]()
     for statement, parts in (ADDED | ADDED_TO_POSTGRESQL if postgresql else ADDED).items():
@@ -217,7 +212,6 @@ CHANGED_IN_POSTGRESQL = {
 
 @POSTGRES
 def test_whatever_was_changed_in_postgresql_is_named(engine: Engine) -> None:
-    """Each beside all that was changed before it."""
     named = set[str]()
     for statement, part in CHANGED_IN_POSTGRESQL.items():
         run(engine, statement)
@@ -254,15 +248,12 @@ def test_triggers_that_are_switched_off_are_named_and_switched_on(engine: Engine
 
 @POSTGRES
 def test_the_function_that_triggers_call_is_looked_at(engine: Engine) -> None:
-    run(
-        engine,
+    weaker = (
         "CREATE OR REPLACE FUNCTION terrine_refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RETURN NEW; END $$",
-        "UPDATE charges SET label = 4",
+        "$$ BEGIN RETURN NEW; END $$"
     )
-    assert differing(engine) == ["changed: function terrine_refuse()"]
-    assert upgrade(engine, SECRET_KEY) == ["function terrine_refuse()"]
-    assert differing(engine) == []
+    edit = "UPDATE charges SET label = 4"
+    break_and_restore(engine, "changed", {"function terrine_refuse()"}, weaker, edit)
     with pytest.raises(DBAPIError):
         run(engine, "UPDATE charges SET label = 5")
 
@@ -279,11 +270,8 @@ def test_every_index_that_is_gone_or_another_is_named_and_restored(engine: Engin
             f"CREATE {'UNIQUE ' if unique else ''}INDEX {index.name} "
             f"ON {table.name} ({', '.join(c.name for c in list(table.c)[::-1])})"
         )
-    for done, what in ((drop, "missing"), ([*drop, *others], "changed")):
-        run(engine, *done)
-        assert set(differing(engine)) == {f"{what}: {name}" for name in names}
-        assert set(upgrade(engine, SECRET_KEY)) == names
-    assert differing(engine) == []
+    break_and_restore(engine, "missing", names, *drop)
+    break_and_restore(engine, "changed", names, *drop, *others)
     run(
         engine,
         "DROP INDEX uq_charges_answered_input",
@@ -314,10 +302,7 @@ def test_every_constraint_of_postgresql_is_named_and_restored(engine: Engine) ->
     nullable = [f"ALTER TABLE {table} ALTER {column} DROP NOT NULL" for table, column in NOT_NULL]
     parts = {f"{KINDS[name[:2]]} {name} of {table}" for table, name in CONSTRAINTS}
     parts |= {f"NOT NULL {column} of {table}" for table, column in NOT_NULL}
-    run(engine, *drop, *nullable)
-    assert set(differing(engine)) == {f"missing: {part}" for part in parts}
-    assert set(upgrade(engine, SECRET_KEY)) == parts
-    assert differing(engine) == []
+    break_and_restore(engine, "missing", parts, *drop, *nullable)
 
 
 @POSTGRES
@@ -326,16 +311,12 @@ def test_every_check_of_postgresql_that_lets_anything_pass_is_named_and_restored
 ) -> None:
     checks = [(table, name) for table, name in CONSTRAINTS if name.startswith("ck")]
     for weaker in ("CHECK (1 = 1)", "CHECK (1 = 1) NOT VALID"):
-        for table, name in checks:
-            run(
-                engine,
-                f"ALTER TABLE {table} DROP CONSTRAINT {name}",
-                f"ALTER TABLE {table} ADD CONSTRAINT {name} {weaker}",
-            )
         parts = {f"check {name} of {table}" for table, name in checks}
-        assert set(differing(engine)) == {f"changed: {part}" for part in parts}
-        assert set(upgrade(engine, SECRET_KEY)) == parts
-        assert differing(engine) == []
+        edits = [
+            f"ALTER TABLE {table} DROP CONSTRAINT {name}, ADD CONSTRAINT {name} {weaker}"
+            for table, name in checks
+        ]
+        break_and_restore(engine, "changed", parts, *edits)
 
 
 @POSTGRES
@@ -348,11 +329,7 @@ def test_a_schema_that_was_dumped_and_restored_is_as_it_should_be(engine: Engine
     with engine.connect() as connection:
         printed = [tuple(row) for row in connection.execute(query)]
     for table, name, made in printed:
-        run(
-            engine,
-            f"ALTER TABLE {table} DROP CONSTRAINT {name}",
-            f"ALTER TABLE {table} ADD CONSTRAINT {name} {made}",
-        )
+        run(engine, f"ALTER TABLE {table} DROP CONSTRAINT {name}, ADD CONSTRAINT {name} {made}")
     with engine.connect() as connection:
         again = [tuple(row) for row in connection.execute(query)]
     assert set(again) != set(printed)
@@ -482,7 +459,7 @@ def test_what_contradicts_a_guard_keeps_it_from_being_restored(engine: Engine) -
     """Two answers to one input, once nothing forbade it: there is nothing to restore quietly."""
     run(engine, "DROP INDEX uq_charges_answered_input")
     for name, table in triggers(engine):
-        drop_trigger(engine, name, table)
+        run(engine, drop_trigger(engine, name, table))
     columns = ", ".join(c.name for c in metadata.tables["charges"].c)
     values = columns.replace("seq", "2").replace("query_digest", "hash")
     run(engine, f"INSERT INTO charges ({columns}) SELECT {values} FROM charges")

@@ -15,9 +15,6 @@ from support.ledgers import (
     answered,
     open_ledger,
     open_project,
-    open_published,
-    publishing_ledger,
-    voted,
 )
 from support.wording import holds
 from terrine_protocol import ProjectStatus
@@ -69,17 +66,6 @@ def test_an_archived_project_outlives_its_database(
     assert "entry 4: altered" in found.output
 
 
-def test_published_figures_are_verified_in_an_export(database_url: str, tmp_path: Path) -> None:
-    ledger, file = publishing_ledger(database_url), tmp_path / "study.json"
-    project = open_published(ledger)
-    ledger.charge(project.id, voted(project, range(40)))
-    seen: list[tuple[int, int]] = []
-    file.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
-    found = verify_export(file, lambda *counted: seen.append(counted))
-    assert found.ok, found.problems
-    assert seen[-1] == (ledger.project("study").charges,) * 2
-
-
 def test_an_export_is_of_one_moment_though_charges_are_made_meanwhile(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -107,12 +93,6 @@ def test_what_is_no_export_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError):
         verify_export(file)
     assert isinstance(terrine("verify", "--file", file).exception, ArchiveError)
-
-
-def test_an_instant_of_a_year_that_utc_does_not_have_is_no_account(export: Path) -> None:
-    account, *entries = (json.loads(line) for line in export.read_text().splitlines())
-    account["account"]["opened_at"] = "0001-01-01T00:00:00+23:59"
-    holds(first_finding(export, [account, *entries]), "account")
 
 
 def test_a_damaged_line_is_named(export: Path) -> None:

@@ -28,31 +28,6 @@ def numbers(fate: ChargedBatch | ServiceError) -> list[int | None]:
     return [result.seq for result in fate.results]
 
 
-def test_each_request_of_a_group_gets_its_own_receipt(ledger: Ledger) -> None:
-    project = open_project(ledger, queries=10)
-    fates = ledger.charge_group(
-        project.id,
-        [
-            [answered(0), answered(1)],
-            [answered(1), answered(2)],
-            [answered(0)],
-        ],
-    )
-    assert [numbers(fate) for fate in fates] == [[1, 2], [2, 3], [1]]
-    assert [r.replayed for fate in fates for r in fate.results] == [  # type: ignore[union-attr]
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert ledger.project("study").charges == 3
-    assert {entry.created_at for entry in ledger.charges("study")} == {
-        ledger.charges("study")[0].created_at
-    }
-    assert ledger.verify("study").ok
-
-
 def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger) -> None:
     project = open_project(ledger, queries=2)
     ledger.charge(project.id, [answered("before")])
@@ -68,17 +43,6 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger
     ]
     assert numbers(fates[2]) == [2]
     assert ledger.project("study").charges == 2
-
-
-def test_a_request_behind_one_that_is_refused_gets_what_was_answered_before(
-    ledger: Ledger,
-) -> None:
-    project = open_project(ledger, queries=1)
-    paid, refused, free = ledger.charge_group(
-        project.id, [[answered(0)], [answered(1)], [answered(0)]]
-    )
-    assert (numbers(paid), numbers(free)) == ([1], [1])
-    assert isinstance(refused, BudgetExhausted)
 
 
 def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
@@ -121,7 +85,6 @@ def test_grouping_changes_nothing(
     queries: int,
     cut: int,
 ) -> None:
-    """The same requests one by one, and in two groups: the same fates, the same balance."""
     directory = tmp_path_factory.mktemp("grouping")
 
     def books(name: str) -> tuple[Ledger, int]:

@@ -67,18 +67,6 @@ def test_a_history_has_few_points_and_ends_at_the_account(
     assert len(shown.reached) > 2
 
 
-def test_what_is_spent_of_a_cap_is_believed_of_sealed_accounts_alone(database_url: str) -> None:
-    ledger = open_ledger(database_url)
-    project = open_project(ledger, 300)
-    ledger.charge(project.id, [answered(k) for k in range(3)])
-    ensemble = project.ensemble.id
-    assert ledger.spent_of_caps() == {ensemble: ledger.project("study").cap_spent}
-    with unguarded(database_url, with_key=False) as connection:
-        connection.execute(text("UPDATE projects SET cap_spent = cap_spent - 1"))
-    with pytest.raises(LedgerCorrupted):
-        ledger.spent_of_caps()
-
-
 def test_filters_find_what_reading_everything_finds(
     each_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

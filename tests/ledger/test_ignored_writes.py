@@ -1,8 +1,4 @@
-"""A write that the database ignores, because somebody told it to, is an error and never a success.
-
-A trigger that swallows a write, or changes it, leaves every row that is there as it was, sealed and
-in its chain. Only counting what was written, and reading it again, shows it.
-"""
+"""A write that the database ignores, because somebody told it to, is an error, never a success."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ from sqlalchemy import Engine, text
 
 import terrine_server
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import CONFIDENT, answered, digest, open_ledger, open_project, register, terms
+from support.ledgers import CONFIDENT, answered, digest, open_ledger, open_project, register
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
-from terrine_server.ledger import Ledger, NewProject, NewToken, check_writable, connect
+from terrine_server.ledger import Ledger, NewToken, check_writable, connect
 from terrine_server.ledger.schema import Seals
 from terrine_server.ledger.sealing import seal_rows
 
@@ -77,12 +73,6 @@ def student(ledger: Ledger, id: str) -> None:
 def request(ledger: Ledger, id: str) -> None:
     asked = {"mechanism": CONFIDENT, "epsilon": 1.0, "delta": 1e-6}
     ledger.make_request(id=id, token="t1", title=id, purpose="more", asked=asked)
-
-
-def approve(ledger: Ledger) -> None:
-    ledger.approve_request(
-        "r1", NewProject("other", "mnist", CONFIDENT, terms(5, CONFIDENT), "", "")
-    )
 
 
 ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {

@@ -29,7 +29,7 @@ from support.servers import policy_of, publisher
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
 from terrine_server.ledger import Ledger, NewProject, Proposal, connect
-from terrine_server.privacy import VoteOutcome, cap
+from terrine_server.privacy import Cap, VoteOutcome, cap
 
 REFUSALS: dict[type[errors.ServiceError], str] = {
     errors.ProjectPaused: "paused",
@@ -38,7 +38,8 @@ REFUSALS: dict[type[errors.ServiceError], str] = {
     errors.CapExceeded: "cap",
     errors.Conflict: "closed for good",
 }
-CAP = cap(0.6, 1e-5)  # two or three of the projects that are opened here
+CAP, ANOTHER = cap(0.6, 1e-5), cap(0.7, 1e-5)
+"""Two or three of the projects that are opened here, and a larger one."""
 NUMBERS = count()
 STEPS = 40
 
@@ -57,10 +58,19 @@ pick = st.integers(0, 10)
 
 
 @dataclass
+class Population:
+    """What is known of a population: its ensembles, and the projects on all of them."""
+
+    name: str
+    ensembles: list[str] = field(default_factory=list)
+    books: Books = field(default_factory=lambda: Books(CAP.budget))
+
+
+@dataclass
 class State:
     """What a backup holds: the books, and every charge's hash as it was when it was made."""
 
-    books: Books
+    populations: list[Population] = field(default_factory=list)
     hashes: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -78,8 +88,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = self.connected()
-        self.ensemble = f"ensemble{next(NUMBERS)}"
-        self.state = State(Books(CAP.budget))
+        self.run = f"{next(NUMBERS)}"
+        self.state = State()
         self.kept: tuple[str, State] | None = None
         self.checkpoints: dict[str, bool] = {}
         self.cut_off = False
@@ -98,21 +108,51 @@ class LedgerMachine(RuleBasedStateMachine):
         return Ledger(self.engine, SECRET_KEY)
 
     def a_project(self, number: int) -> str:
-        names = sorted(self.state.books.projects)
+        names = sorted(self.state.hashes)
         return names[number % len(names)]
 
+    def books_of(self, project: str) -> Books:
+        populations = self.state.populations
+        return next(each.books for each in populations if project in each.books.projects)
+
     @initialize()
-    def register(self) -> None:
-        self.ledger.register_ensemble(
-            self.ensemble,
-            "nowhere",
-            digest(self.ensemble).hex(),
-            FACTS,
-            RECORDS,
-            CAP,
-            population=self.ensemble,
-            disjoint=True,
-        )
+    def some(self) -> None:
+        self.registered(0, CAP, disjoint=True)
+
+    @rule(number=st.integers(0, 3), disjoint=st.booleans(), given=st.booleans())
+    def register(self, number: int, disjoint: bool, given: bool) -> None:
+        """An ensemble of a population that is there, or new; with its cap, or none."""
+        self.registered(number, CAP if given else None, disjoint)
+
+    @rule(number=st.integers(0, 3))
+    def raise_the_cap(self, number: int) -> None:
+        """People who have a cap are registered with a larger one, which is refused."""
+        self.registered(number, ANOTHER, disjoint=False)
+
+    def registered(self, number: int, wanted: Cap | None, disjoint: bool) -> None:
+        population, name = f"p{self.run}-{number}", f"e{next(NUMBERS)}"
+        found = next((each for each in self.state.populations if each.name == population), None)
+        sound = disjoint and wanted is CAP if found is None else not disjoint and wanted != ANOTHER
+        try:
+            made = self.ledger.register_ensemble(
+                name,
+                f"ensembles/{name}",
+                digest(name).hex(),
+                FACTS,
+                RECORDS,
+                wanted,
+                population=population,
+                disjoint=disjoint,
+            )
+        except (errors.Conflict, errors.NotFound, errors.InvalidTerms):
+            assert not sound
+            return
+        assert sound
+        assert made.population.name == population
+        if found is None:
+            found = Population(population)
+            self.state.populations.append(found)
+        found.ensembles.append(name)
 
     def both(self, expected: Callable[[], T], done: Callable[[], U]) -> tuple[T, U] | None:
         """Do the same to both; return what they say, or None where both refuse alike."""
@@ -128,30 +168,32 @@ class LedgerMachine(RuleBasedStateMachine):
         assert refused == refusal
         return None if refusal else (wanted, got)
 
-    @rule(affords=st.integers(1, 6))
-    def open(self, affords: int) -> None:
+    @rule(number=pick, affords=st.integers(1, 6))
+    def open(self, number: int, affords: int) -> None:
+        choices = [(each, name) for each in self.state.populations for name in each.ensembles]
+        people, ensemble = choices[number % len(choices)]
         name, agreed = f"project{next(NUMBERS)}", terms(affords, CONFIDENT)
         prices = {str(o): (p.cost, p.cap_cost) for o, p in agreed.prices.items()}
         opened = self.both(
-            lambda: self.books.open(name, Book(agreed.budget, prices, agreed.cap_budget)),
-            lambda: self.ledger.open_project(NewProject(name, self.ensemble, CONFIDENT, agreed)),
+            lambda: people.books.open(name, Book(agreed.budget, prices, agreed.cap_budget)),
+            lambda: self.ledger.open_project(NewProject(name, ensemble, CONFIDENT, agreed)),
         )
         if opened:
             self.state.hashes[name] = []
 
-    @precondition(lambda self: self.books.projects)
+    @precondition(lambda self: self.state.hashes)
     @rule(number=pick, batch=queries)
     def charge(self, number: int, batch: list[tuple[str, str]]) -> None:
         name = self.a_project(number)
         answers = self.both(
-            lambda: self.books.projects[name].charge(batch),
+            lambda: self.books_of(name).projects[name].charge(batch),
             lambda: self.asked(name, batch),
         )
         if answers:
             assert answers[0] == answers[1]
             self.note_hashes(name)
 
-    @precondition(lambda self: self.books.projects)
+    @precondition(lambda self: self.state.hashes)
     @rule(number=pick, batch=queries)
     def charge_on_a_connection_that_is_lost(
         self, number: int, batch: list[tuple[str, str]]
@@ -163,12 +205,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.asked(name, batch)
         self.cut_off = False
 
-    @precondition(lambda self: self.books.projects)
+    @precondition(lambda self: self.state.hashes)
     @rule(number=pick, status=st.sampled_from(["active", "active", "paused", "closed"]))
     def set_status(self, number: int, status: str) -> None:
         name = self.a_project(number)
         self.both(
-            lambda: self.books.set_status(name, status),
+            lambda: self.books_of(name).set_status(name, status),
             lambda: self.ledger.set_status(name, ProjectStatus(status)),
         )
 
@@ -211,29 +253,30 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_those_of_the_reference(self) -> None:
-        for name, book in self.books.projects.items():
-            project = self.ledger.project(name)
-            said = (project.spent, project.cap_spent, project.charges, str(project.status))
-            assert said == (book.total(0), book.total(1), len(book.paid), book.status)
-            assert project.spent <= project.terms.budget
-        if self.books.projects:
-            assert (
-                self.ledger.ensemble(self.ensemble).population.reserved
-                == self.books.reserved
-                <= CAP.budget
-            )
+        """What people reserve and have spent, on all of their ensembles, is within their cap."""
+        for people in self.state.populations:
+            taken = 0
+            for name, book in people.books.projects.items():
+                project = self.ledger.project(name)
+                said = (project.spent, project.cap_spent, project.charges, str(project.status))
+                assert said == (book.total(0), book.total(1), len(book.paid), book.status)
+                assert project.spent <= project.terms.budget
+                assert project.cap_spent <= project.terms.cap_budget
+                closed = project.status is ProjectStatus.CLOSED
+                taken += project.cap_spent if closed else project.terms.cap_budget
+            assert taken == people.books.reserved <= CAP.budget
+            for ensemble in people.ensembles:
+                found = self.ledger.ensemble(ensemble).population
+                assert (found.reserved, found.cap) == (taken, CAP.budget)
 
     def teardown(self) -> None:
-        for name in self.books.projects:
+        for name in self.state.hashes:
             found = self.ledger.verify(name)
             assert found.ok, found.problems
+        assert self.ledger.verify_log().problems == []
         self.engine.dispose()
         if self.kept:
             self.copies.drop(self.kept[0])
-
-    @property
-    def books(self) -> Books:
-        return self.state.books
 
     def asked(self, name: str, batch: list[tuple[str, str]]) -> list[Answer]:
         proposals = [

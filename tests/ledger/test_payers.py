@@ -1,22 +1,15 @@
-"""The ledger says which token paid for which entry: to the data owner, for good, and to nobody
-else."""
+"""The ledger says which token paid for which entry: to the data owner alone, and for good."""
 
 from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from support.clients import Caller
-from support.databases import SECRET_KEY, as_owner
 from support.ledgers import (
     answered,
-    many,
     open_ledger,
-    open_people,
     open_project,
     open_published,
     published_terms,
@@ -26,9 +19,6 @@ from support.ledgers import (
 from support.processes import Terrine
 from support.servers import RunningServer
 from support.wording import holds, says
-from terrine_protocol import Role, TokenCreate
-from terrine_server.ledger import connect
-from terrine_server.owner.sign_in import Tokens
 
 ANNE, BEN, CLAIRE = "a" * 16, "b" * 16, "c" * 16
 
@@ -77,50 +67,6 @@ def test_a_figure_that_is_published_meanwhile_is_within_a_payment(each_database_
     assert ledger.verify("study").ok
 
 
-def test_a_project_of_neighbours_is_paid_by_a_token_as_well(each_database_url: str) -> None:
-    world = open_people(each_database_url)
-    labeling = world.labeling()
-    paid: dict[int, str] = {}
-    for label in ("anne", "ben"):
-        wanted = TokenCreate(role=Role.STUDENT, project="study", label=label)
-        tokens = Tokens(world.ledger, SECRET_KEY)
-        holder = tokens.authenticate(tokens.create(wanted).token)
-        inputs = np.stack(many(world.people, 2, label))
-        before = world.ledger.project("study").charges
-        labeling.answer("study", [labeling.check("study", inputs, token=holder.record)])
-        charged = range(before + 1, world.ledger.project("study").charges + 1)
-        assert charged
-        paid |= dict.fromkeys(charged, holder.token_id)
-    assert world.ledger.payers("study", paid) == paid
-    assert world.ledger.verify("study").ok
-
-
-ATTEMPTS = [
-    f"UPDATE payments SET token_id = '{BEN}'",
-    "UPDATE payments SET last_seq = last_seq + 1",
-    "DELETE FROM payments",
-    "INSERT INTO payments SELECT project_id, first_seq, last_seq, 'x', seal FROM payments",
-    "INSERT INTO payments VALUES (1, 0, 1, 'x', {seal})",
-    "INSERT INTO payments VALUES (1, 9, 8, 'x', {seal})",
-]
-
-
-@pytest.mark.parametrize("owner", [False, True])
-def test_nobody_changes_or_forgets_who_paid(each_database_url: str, owner: bool) -> None:
-    ledger = open_ledger(each_database_url)
-    study = open_project(ledger, queries=5)
-    ledger.charge_group(study.id, [[answered(0)]], payers=[ANNE])
-    engine = connect(as_owner(each_database_url) if owner else each_database_url)
-    sqlite = engine.dialect.name == "sqlite"
-    seal = "zeroblob(32)" if sqlite else "decode(repeat('00', 32), 'hex')"
-    more = ["INSERT OR REPLACE INTO payments SELECT * FROM payments"]
-    for attempt in ATTEMPTS + (more if sqlite else ["TRUNCATE payments"]):
-        with pytest.raises(DBAPIError), engine.begin() as connection:
-            connection.execute(text(attempt.format(seal=seal)))
-    assert ledger.payers("study", [1]) == {1: ANNE}
-    engine.dispose()
-
-
 class Asked:
     """A server whose `study` Anne asked first, then Ben: for one that she had, and two others."""
 
@@ -146,20 +92,24 @@ def asked(terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Ask
 @pytest.mark.usefixtures("each_database_url")
 def test_the_owner_asks_who_paid_for_some_entries(asked: Asked, terrine: Terrine) -> None:
     anne, ben = (token.split("_")[1] for token in (asked.anne, asked.ben))
-    said = terrine("ledger", "payers", "study", "3-4").fine.splitlines()
+    said = terrine("ledger", "show", "study", "3-4", "--payers").fine.splitlines()
     holds(said, 3, anne, "anne")
     holds(said, 4, ben, "ben")
     assert not says(said, 2)
     assert not says(said, 5)
-    found = json.loads(terrine("--json", "ledger", "payers", "study").fine)
+    found = json.loads(terrine("--json", "ledger", "show", "study", "--payers").fine)
     assert [(each["charge"], each["label"]) for each in found] == [
         *((number, "anne") for number in (1, 2, 3)),
         *((number, "ben") for number in (4, 5)),
     ]
-    holds(terrine("ledger", "payers", "study", "9").fine, "None")
+    holds(terrine("ledger", "show", "study", "9", "--payers").fine, "None")
     for wrong in ("0", "4-3", "1-1001", "-1", "two"):
-        holds(terrine("ledger", "payers", "study", "--", wrong).refused, "12-14")
-    holds(terrine("ledger", "payers", "nobody").refused, "nobody")
+        holds(terrine("ledger", "show", "--payers", "study", "--", wrong).refused, "12-14")
+    holds(terrine("ledger", "show", "--payers").refused, "--payers", "project:")
+    holds(terrine("ledger", "show", "study", "3", "--last", 2).refused, "--last", "both.")
+    shown = json.loads(terrine("--json", "ledger", "show", "study", "3-4").fine)
+    assert [each["seq"] for each in shown["last_charges"]] == [3, 4]
+    holds(terrine("ledger", "show", "nobody", "--payers").refused, "nobody")
 
 
 def test_neither_students_nor_auditors_nor_exports_say_who_paid(

@@ -164,7 +164,6 @@ def test_no_more_people_come_than_the_delta_of_the_cap_allows(each_database_url:
     ledger.make_edition("people", 3, "33" * 32, 100_000, [0, 1])
 
 
-@SQLITE_BY_DAY
 @pytest.mark.slow
 def test_projects_opened_at_once_on_ensembles_of_one_population_never_exceed_its_cap(
     each_database_url: str,

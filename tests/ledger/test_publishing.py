@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import delete, select, update
 
 from support.ledgers import (
     DELTA,
@@ -20,16 +22,17 @@ from support.ledgers import (
     open_published,
     published_terms,
     publishing_ledger,
+    unguarded,
     voted,
 )
 from support.ledgers import PUBLISHING_CLASSES as CLASS_COUNT
 from support.processes import seed_noise
-from support.wording import refuses
 from terrine_protocol import Outcome, ProjectStatus
-from terrine_server.errors import BudgetExhausted, Conflict
+from terrine_server.errors import BudgetExhausted, Conflict, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
 from terrine_server.ledger.accounts import SecretTally
 from terrine_server.ledger.charging import Admission, admit
+from terrine_server.ledger.schema import secret_spends
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published import ActualCost, Meter
 
@@ -70,9 +73,6 @@ def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.
     return paid
 
 
-# ------------------------------------------------------------------------------ what it is for
-
-
 def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     project = open_published(ledger)
     paid = ask(ledger, project, 5000)
@@ -93,9 +93,6 @@ def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     assert spend.cost * 1e12 <= after.published[-1].figure < paid * TERMS.worst.cost / 2
     audit = pytest.importorskip("terrine_addons.audit.ledger")
     assert list(audit.check_project(ledger, after)) == []
-
-
-# --------------------------------------------------------- refusals follow the published record
 
 
 class Script(SecretTally):
@@ -254,10 +251,36 @@ def test_a_charge_that_fails_publishes_nothing(
     assert each_ledger.verify("study").ok
 
 
-# ------------------------------------------------------------------------- what makes no sense
+DAMAGE: dict[str, Callable[[bytes], dict[str, Any] | None]] = {
+    "lost": lambda _: None,
+    "empty": lambda _: {"tally": b""},
+    "shorter": lambda tally: {"tally": tally[:-4]},
+    "longer": lambda tally: {"tally": tally + bytes(4)},
+    "of fewer charges": lambda _: {"charges": 2},
+    "of more charges": lambda _: {"charges": 4},
+}
 
 
-# ------------------------------------------------------------------------------- what is forged
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_tally_that_is_lost_or_damaged_is_not_counted_on(
+    damage: str, ledger: Ledger, database_url: str
+) -> None:
+    """Though its seal fits. What was paid is repeated without it."""
+    project = open_published(ledger)
+    paid = ledger.charge(project.id, voted(project, range(3)))
+    with unguarded(database_url) as connection:
+        values = DAMAGE[damage](connection.execute(select(secret_spends.c.tally)).scalar_one())
+        command = delete(secret_spends) if values is None else update(secret_spends).values(values)
+        connection.execute(command)
+    for read in (
+        lambda: ledger.secret_spend("study"),
+        lambda: ledger.charge(project.id, voted(project, ["new"])),
+    ):
+        with pytest.raises(LedgerCorrupted):
+            read()
+    assert ledger.project("study").account == paid.project.account
+    again = ledger.charge(project.id, voted(project, range(3)))
+    assert again.results == [replace(result, replayed=True) for result in paid.results]
 
 
 def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
@@ -266,13 +289,6 @@ def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
     ledger.open_project(NewProject("plain", "thousand", PUBLISHING_GNMAX, terms))
     with pytest.raises(Conflict):
         ledger.secret_spend("plain")
-
-
-def test_a_figure_above_what_was_known_is_refused() -> None:
-    account = replace(Account(), spent=3 * TERMS.worst.cost, queries=3, fresh=True)
-    assert not TERMS.due(account)
-    with refuses(ValueError, 0):
-        TERMS.after_publishing(account, TERMS.bound(account) + 1)
 
 
 def test_a_closed_project_returns_what_its_figures_left(ledger: Ledger) -> None:
@@ -284,8 +300,3 @@ def test_a_closed_project_returns_what_its_figures_left(ledger: Ledger) -> None:
     ledger.set_status("study", ProjectStatus.CLOSED)
     assert ledger.ensemble("thousand").population.reserved == spent
     assert ledger.verify("study").ok
-
-
-def test_the_schedule_is_part_of_the_terms() -> None:
-    assert TERMS.schedule is not None
-    assert Terms.from_json(TERMS.to_json()) == TERMS

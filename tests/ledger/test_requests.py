@@ -9,15 +9,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from support.databases import SECRET_KEY, SQLITE_BY_DAY
 from support.ledgers import GNMAX, digest, open_ledger, open_project, terms
 from support.processes import at_once, in_processes
 from support.wording import refuses
 from support.workers import die_approving
-from terrine_protocol import ProjectStatus, RequestStatus, Role
+from terrine_protocol import RequestStatus, Role
 from terrine_server.errors import CapExceeded, Conflict, NotFound, ServiceError
 from terrine_server.ledger import Ledger, NewProject, NewToken, RequestRecord, connect
 from terrine_server.ledger.tokens import MAX_OPEN_REQUESTS
@@ -185,37 +183,3 @@ def test_killed_in_mid_approval_it_is_done_as_a_whole_or_not_at_all(
     assert len(each_ledger.list_tokens(project=decided.project)) == 1
     assert each_ledger.verify_log().ok
     approve(each_ledger, made[1], "after")  # nobody is left holding a lock
-
-
-def test_the_database_forbids_to_change_what_was_asked_or_decided(
-    each_ledger: Ledger, each_database_url: str
-) -> None:
-    made = ask(each_ledger, 1)
-    approve(each_ledger, made.id, "more")
-    for edit in (
-        "UPDATE requests SET title = 'Less'",
-        "UPDATE requests SET asked = '{}'",
-        "UPDATE requests SET status = 'open', project_id = NULL, decided_at = NULL",
-        "DELETE FROM requests",
-        "UPDATE projects SET title = 'Less'",
-        "UPDATE projects SET purpose = NULL WHERE name = 'more'",
-    ):
-        engine = connect(each_database_url)
-        with pytest.raises(DBAPIError), engine.begin() as connection:
-            connection.execute(text(edit))
-        engine.dispose()
-    assert each_ledger.find_request(made.id).project == "more"
-
-
-def test_titles_and_purposes_are_those_of_the_log(ledger: Ledger) -> None:
-    opened = ledger.open_project(NewProject("named", "mnist", GNMAX, terms(2), "Named", "To learn"))
-    assert (opened.title, opened.purpose) == ("Named", "To learn")
-    [entry] = ledger.log(limit=1, newest=True)
-    assert (entry.detail["title"], entry.detail["purpose"]) == ("Named", "To learn")
-    ledger.set_status("named", ProjectStatus.PAUSED)
-    assert ledger.project("named").title == "Named"
-    unnamed = ledger.project("study")
-    assert (unnamed.title, unnamed.purpose) == (None, None)
-    first = next(e for e in ledger.log(limit=100) if e.action == "project-opened")
-    assert (first.detail["title"], first.detail["purpose"]) == (None, None)
-    assert ledger.verify_log().ok

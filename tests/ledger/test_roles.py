@@ -60,19 +60,25 @@ def restricted(service: URL) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture
+def granted(each_database_url: str, service: URL, restricted: Engine) -> Ledger:
+    """A ledger with an ensemble, as a server has it whose role `terrine init` gave its rights."""
+    open_ledger(each_database_url)
+    grant(connect(as_owner(each_database_url)), role_of(service))
+    return Ledger(restricted, SECRET_KEY)
+
+
 def role_of(service: URL) -> str:
     assert service.username is not None
     return service.username
 
 
 def test_the_service_needs_no_more_rights_than_it_is_given(
-    each_database_url: str, service: URL, restricted: Engine
+    granted: Ledger, restricted: Engine
 ) -> None:
-    open_ledger(each_database_url)
-    grant(connect(as_owner(each_database_url)), role_of(service))
+    ledger = granted
     check_schema(restricted)
     assert schema_differences(restricted) == []
-    ledger = Ledger(restricted, SECRET_KEY)
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
     batch = [answered(i) for i in range(5)]
@@ -106,6 +112,9 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
         assert ledger.set_status("study", status).status is status
     assert ledger.verify("study").ok
+    other = b"o" * 64
+    assert seal(restricted, other, old_key=SECRET_KEY).projects == 2
+    assert Ledger(restricted, other).verify_log().ok
 
 
 def test_publishing_needs_no_more_rights_either(
@@ -120,12 +129,8 @@ def test_publishing_needs_no_more_rights_either(
     assert ledger.verify("study").ok
 
 
-def test_noisy_counts_need_no_more_rights_either(
-    each_database_url: str, service: URL, restricted: Engine
-) -> None:
-    open_ledger(each_database_url)
-    grant(connect(as_owner(each_database_url)), role_of(service))
-    ledger = Ledger(restricted, SECRET_KEY)
+def test_noisy_counts_need_no_more_rights_either(granted: Ledger) -> None:
+    ledger = granted
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
     ledger.charge(project.id, batch)
@@ -177,19 +182,6 @@ def test_a_right_that_was_taken_away_is_told_as_what_it_is(
     assert people.ledger.project("study").charges == 1
 
 
-def test_sealing_with_another_key_needs_no_more_rights_either(
-    each_database_url: str, service: URL, restricted: Engine
-) -> None:
-    ledger = open_ledger(each_database_url)
-    project = open_project(ledger, 5)
-    ledger.charge(project.id, [answered(1)])
-    grant(connect(as_owner(each_database_url)), role_of(service))
-    other = b"o" * 64
-    assert seal(restricted, other, old_key=SECRET_KEY).projects == 1
-    assert Ledger(restricted, other).verify("study").ok
-    assert Ledger(restricted, other).verify_log().ok
-
-
 DENIED = (
     "UPDATE charges SET label = 1",
     "UPDATE charges SET counts = '[1]'",
@@ -212,32 +204,28 @@ DENIED = (
     "DELETE FROM tokens",
     "UPDATE administrative_log SET actor = 'x'",
     "DELETE FROM administrative_log",
+    "UPDATE payments SET token_id = 'x'",
+    "DELETE FROM payments",
     "UPDATE alembic_version SET version_num = '9'",
     "CREATE TABLE more (id int)",
 )
 
 
-def test_the_service_cannot_touch_history(
-    each_database_url: str, service: URL, restricted: Engine
-) -> None:
-    ledger = open_ledger(each_database_url)
-    ledger.charge(open_project(ledger, 5).id, [answered(1)])
-    grant(connect(as_owner(each_database_url)), role_of(service))
+def test_the_service_cannot_touch_history(granted: Ledger, restricted: Engine) -> None:
+    granted.charge(open_project(granted, 5).id, [answered(1)])
     for statement in DENIED:
         with (
             pytest.raises(DBAPIError, match=r"permission|owner"),
             restricted.begin() as connection,
         ):
             connection.execute(text(statement))
-    assert ledger.verify("study").ok
+    assert granted.verify("study").ok
 
 
 def test_granting_again_takes_back_what_was_added(
-    each_database_url: str, service: URL, restricted: Engine
+    granted: Ledger, each_database_url: str, service: URL, restricted: Engine
 ) -> None:
-    open_ledger(each_database_url)
     owner = connect(as_owner(each_database_url))
-    grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text(f'GRANT ALL ON charges TO "{role_of(service)}"'))
     (said,) = check_database_rights(restricted)
@@ -262,11 +250,9 @@ def test_the_doctor_says_which_rights_are_missing(
 
 
 def test_the_service_sees_what_the_tables_lack(
-    each_database_url: str, service: URL, restricted: Engine
+    granted: Ledger, each_database_url: str, restricted: Engine
 ) -> None:
-    open_ledger(each_database_url)
     owner = connect(as_owner(each_database_url))
-    grant(owner, role_of(service))
     with owner.begin() as connection:
         connection.execute(text("DROP TRIGGER charges_no_delete ON charges"))
         connection.execute(text("ALTER TABLE charges DROP CONSTRAINT ck_charges_price"))

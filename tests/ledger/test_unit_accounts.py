@@ -1,8 +1,4 @@
-"""Accounts of units: written with the charge of the answers they belong to, and never behind.
-
-Every request here goes through the whole pipeline, and through a ledger of its own, as another
-replica's would.
-"""
+"""Accounts of units: written with the charge of the answers they belong to, and never behind."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import delete, select, update
+from sqlalchemy import Table, delete, insert, select, update
 
 from support.databases import SECRET_KEY
 from support.ledgers import (
@@ -84,7 +80,7 @@ def test_accounts_follow_from_the_answers_whatever_replica_gave_them(opened: Ope
     assert all(result.replayed for result in answered.results)
     assert opened.stored().tolist() == expected(opened, inputs).tolist()
     assert opened.stored().max() > 1
-    row, project = opened.row(), opened.ledger.project("study")
+    row, project = opened.row(unit_accounts), opened.ledger.project("study")
     assert (row.charges, row.head.hex()) == (12, project.head)
     assert opened.ledger.verify("study").problems == []
 
@@ -147,9 +143,6 @@ def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_que
         worth = terms.allowance.cost(min(terms.allowance.most, queries), terms.cap_rule)
         assert worth * 1e12 <= kept <= worth * 1e12 + queries + 1
         assert opened.ledger.verify(name).problems == []
-
-
-# ---------------------------------------------------------------------- between vote and answer
 
 
 class KilledError(BaseException):
@@ -306,15 +299,8 @@ def test_voters_without_records_answer_nothing(opened: Opened) -> None:
     assert opened.ledger.project("study").charges == 0
 
 
-# ------------------------------------------------------------------------------- edits and backups
-
-
-def emptied(row: Any) -> dict[str, Any]:
-    return {"accounts": bytes(len(row.accounts))}
-
-
 EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {
-    "emptied": emptied,
+    "emptied": lambda row: {"accounts": bytes(len(row.accounts))},
     "shorter": lambda row: {"accounts": row.accounts[:-4]},
     "longer": lambda row: {"accounts": row.accounts + bytes(4)},
     "an earlier count": lambda row: {"charges": row.charges - 1},
@@ -323,35 +309,43 @@ EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {
     "another seal": lambda _: {"seal": bytes(32)},
     "lost": lambda _: None,
 }
+KINDS = {unit_accounts: "accounts", shadow_accounts: "shadow"}
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("table", KINDS, ids=str)
 def test_accounts_that_were_edited_answer_nothing_and_verify_says_so(
-    opened: Opened, edit: str
+    opened: Opened, table: Table
 ) -> None:
     inputs = many(opened.people, 6)
     opened.ask(inputs[:4])
-    values = EDITS[edit](opened.row())
-    with unguarded(opened.url, with_key=False) as connection:
-        if values is None:
-            connection.execute(delete(unit_accounts))
-        else:
-            connection.execute(update(unit_accounts).values(values))
-    with refuses(LedgerCorrupted, "accounts", "study"):
-        opened.ask(inputs[4:])
-    assert opened.ledger.project("study").charges == 4
-    (problem,) = opened.ledger.verify("study").problems
-    holds(problem, "accounts", "study")
-    assert opened.ask(inputs[:4]).results[0].replayed, "what was paid needs no account"
+    kept = opened.row(table)
+    for what, edit in EDITS.items():
+        if what == "counted as filled" and table is shadow_accounts:
+            continue
+        values = edit(kept)
+        with unguarded(opened.url, with_key=False) as connection:
+            connection.execute(delete(table))
+            if values is not None:
+                connection.execute(insert(table).values({**kept._mapping, **values}))
+        with refuses(LedgerCorrupted, KINDS[table], "study"):
+            opened.ask(inputs[4:])
+        if table is shadow_accounts:
+            with refuses(LedgerCorrupted, "shadow", "study"):
+                opened.ledger.project_with_shadows("study")
+        assert opened.ledger.project("study").charges == 4
+        (problem,) = opened.ledger.verify("study").problems
+        holds(problem, KINDS[table], "study")
+        assert opened.ask(inputs[:4]).results[0].replayed, "what was paid needs no account"
 
 
-def test_an_older_row_with_its_own_seal_is_found(opened: Opened) -> None:
+@pytest.mark.parametrize("table", KINDS, ids=str)
+def test_an_older_row_with_its_own_seal_is_found(opened: Opened, table: Table) -> None:
     inputs = many(opened.people, 6)
     opened.ask(inputs[:2])
-    older = dict(opened.row()._mapping)
+    older = dict(opened.row(table)._mapping)
     opened.ask(inputs[2:4])
     with unguarded(opened.url) as connection:
-        connection.execute(update(unit_accounts).values(older))
+        connection.execute(update(table).values(older))
     with refuses(LedgerCorrupted, "charges"):
         opened.ask(inputs[4:])
     assert opened.ledger.verify("study").problems

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -12,40 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from support.ledgers import NEIGHBOURS, Opened, many, open_people, recomputed
-from support.processes import PATIENCE_SECONDS, in_processes, start, until
-from support.workers import ask_and_tell, ask_but_die, replica
-from terrine_server.ledger import ChargedBatch
+from support.processes import PATIENCE_SECONDS, start, until
+from support.workers import ask_and_tell
 
 
 def replayed(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint32]:
     return recomputed(opened.ledger, "study", opened.voters.found, inputs)
-
-
-@pytest.mark.nightly
-def test_killed_at_any_step_accounts_are_those_of_the_charges(database_url: str) -> None:
-    """Before each statement and each COMMIT, until there is none left to be killed before."""
-    opened = open_people(database_url, 2.0, {**NEIGHBOURS, "queries": 1000}, spare=True)
-    inputs = many(opened.people, 200)
-    patient = replica(opened.ledger)
-    for step in count():
-        before = opened.ledger.project("study").charges
-        given = database_url, before, before + 3, step
-        [process] = in_processes(ask_but_die, given)
-        charges = opened.ledger.project("study").charges
-        assert charges in (before, before + 3)
-        # After the charge, PostgreSQL's turn still has to end.
-        assert charges == before + 3 or process.exitcode != 0
-        assert opened.stored().tolist() == replayed(opened, inputs).tolist()
-        assert opened.ledger.verify("study").problems == []
-        # Nobody is left holding the turn or a lock.
-        ask = patient.check("study", np.stack(inputs[before : before + 3]))
-        (again,) = patient.answer("study", [ask])
-        assert isinstance(again, ChargedBatch)
-        assert opened.ledger.project("study").charges == before + 3
-        assert opened.stored().tolist() == replayed(opened, inputs).tolist()
-        if process.exitcode == 0:
-            break
-    assert step >= 6, "there are more steps to be killed before"
 
 
 @pytest.mark.slow

@@ -71,18 +71,6 @@ def test_steps_are_at_the_deciles_and_just_above_a_common_minimum() -> None:
     assert tensors["rank_columns"].tolist() == [0, 1]
 
 
-def test_scaled_columns_differ_from_their_mean_by_the_root_of_their_deviation() -> None:
-    public = pool()
-    known = public_features(dataset(9, 0).spec, public, WIDTH)
-    assert (known.spec.base, known.spec.projection) == ("bins", "scaled")
-    features = known(torch.tensor(public.inputs))
-    assert features.shape[1] == known.spec.width == known.spec.steps + known.spec.ranks
-    torch.testing.assert_close(features.mean(0), torch.zeros(known.spec.width), atol=1e-4, rtol=0)
-    step = (torch.tensor(public.inputs)[:, 2] > 0.5).float()
-    column = 9 + 4  # after the deciles of the first column, and the steps of the second
-    torch.testing.assert_close(features[:, column].std(), step.std() ** 0.5, atol=1e-3, rtol=1e-3)
-
-
 def test_ranks_are_those_among_public_rows_and_ties_share_one() -> None:
     known = public_features(dataset(9, 0).spec, pool(), WIDTH)
     rows = torch.tensor([[0.0, 0, 0, 0.5], [0.5, 0, 0, 0.5], [1.0, 0, 0, 0.5]])
@@ -106,15 +94,6 @@ def test_few_or_constant_rows_keep_their_columns() -> None:
         assert known(torch.zeros(2, 4)).shape == (2, 4)
 
 
-def test_a_wide_table_is_reduced() -> None:
-    x = np.random.default_rng(0).random((3000, 20), dtype=np.float32)
-    spec = InputSpec(shape=(20,), dtype="float32", low=0, high=1)
-    for whiten in (False, True):
-        known = public_features(spec, PublicData.declare("pool", x), 30, whiten=whiten)
-        assert known.spec.steps + known.spec.ranks == 200
-        assert known(torch.tensor(x)).shape == (3000, 30)
-
-
 def test_heads_say_yes_as_often_as_their_shard_does(out: Path) -> None:
     data, public = dataset(2000, 5), pool()
     manifest = train_ensemble(data, out, name="a", teachers=40, public=public)
@@ -126,37 +105,6 @@ def test_heads_say_yes_as_often_as_their_shard_does(out: Path) -> None:
     np.testing.assert_allclose(said, [data.labels[s].mean() for s in shards], atol=0.01)
     votes = Ensemble.load(out).votes(public.inputs)
     np.testing.assert_array_equal(votes[:, 1], head_votes(out, public.inputs).sum(0))
-
-
-def test_small_shards_that_match_their_prior_know_more_together(tmp_path: Path) -> None:
-    data, (unseen, truth) = dataset(2000, 5), table(2000, 3)
-    right = {}
-    for config in (Heads(), Heads(match_prior=False)):
-        directory = tmp_path / str(config.match_prior)
-        train_ensemble(data, directory, name="a", teachers=150, config=config, public=pool())
-        winners = Ensemble.load(directory).votes(unseen).argmax(1)
-        right[config.match_prior] = (winners == truth).mean()
-    assert right[True] > max(0.85, right[False])
-
-
-def test_changing_one_record_changes_one_head_on_bins_too(tmp_path: Path) -> None:
-    data = dataset(400, 5)
-    shards, _ = partition_records(data, 20, 0)
-    labels = data.labels.copy()
-    labels[shards[7][0]] = 1 - labels[shards[7][0]]
-    train_ensemble(data, tmp_path / "a", name="a", teachers=20, public=pool())
-    train_ensemble(
-        replace(data, labels=labels), tmp_path / "b", name="a", teachers=20, public=pool()
-    )
-    changed = []
-    for name in ("weights", "biases"):
-        one, two = (
-            load_tensors(d, f, load_manifest(d).files[f])[name]
-            for d in (tmp_path / "a", tmp_path / "b")
-            for f in load_manifest(d).teacher_files
-        )
-        changed.append([i for i in range(20) if not torch.equal(one[i], two[i])])
-    assert changed == [[7], [7]]
 
 
 def test_shards_of_one_class_vote_for_it(out: Path) -> None:

@@ -13,7 +13,6 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.estimator import buy
-from terrine_models.tables.loading import load_table
 from terrine_protocol.tables import ClippedError, TableSchema
 from terrine_protocol.tables.encoding import encode_frame, encode_table
 from terrine_server.app import serving
@@ -65,11 +64,7 @@ def ways(frame: pd.DataFrame, tmp_path: Path) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        (
-            "hour",
-            [999.0] * 11,
-            "11 100 outside 0 23",
-        ),
+        ("hour", [999.0] * 11, "11 100 outside 0 23"),
         ("hour", [-1.0] * 6 + [np.nan] * 5, "6 95 outside"),
         ("hour", [np.nan] * 11, "11 100 missing 11.5"),
         ("wind", [60.0] * 11, "11 100 outside 0 50"),
@@ -97,21 +92,6 @@ def test_gaps_that_the_schema_knows_are_said_and_need_no_confirmation(tmp_path: 
         with pytest.warns(UserWarning, match="wind") as said:
             encode(given, SCHEMA)
         holds(str(said[0].message), 60, 100, 10)
-
-
-def test_what_fits_is_encoded_without_a_word(tmp_path: Path) -> None:
-    for encode, given in ways(flights(), tmp_path):
-        notes = list[str]()
-        encode(given, SCHEMA, notes.append)
-        assert notes == []
-
-
-def test_private_records_are_counted_and_trained_on(tmp_path: Path) -> None:
-    frame, notes = flights(hour=[999.0] * 30), list[str]()
-    frame.to_csv(tmp_path / "private.csv", index=False)
-    data = load_table(tmp_path / "private.csv", SCHEMA, notes.append)
-    assert len(data) == 100
-    holds(notes[0], "hour", 30, 100)
 
 
 @pytest.mark.slow

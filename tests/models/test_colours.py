@@ -15,12 +15,7 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import (
     FeatureMap,
     PublicData,
-    base_features,
-    base_of,
-    check_channels_last,
-    coloured_gradients,
     colours_width,
-    oriented_gradients,
     public_features,
 )
 from terrine_models.students.answers import Answers
@@ -29,7 +24,6 @@ from terrine_models.students.selection import choose
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.manifests import TeacherSettings
-from terrine_models.teachers.neighbours import NeighbourEnsemble, build
 from terrine_models.teachers.networks import Networks
 from terrine_models.teachers.training import train_ensemble
 
@@ -92,32 +86,6 @@ def test_a_class_that_is_a_shape_in_a_colour_of_the_same_lightness_is_seen() -> 
     assert right(*by_colour_and_shape()) > 0.97
 
 
-def test_grey_pictures_of_one_pixel_are_told_apart() -> None:
-    x, y = by_colour((1, 1, 1))
-    assert right(x, y) > 0.9
-    assert right(x[..., 0], y) > 0.9
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (28, 28), (28, 28, 1)])
-def test_grey_pictures_keep_the_features_that_they_had(shape: tuple[int, ...]) -> None:
-    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, *shape), dtype=np.uint8))
-    spec = InputSpec(shape=shape, dtype="uint8", low=0, high=255)
-    assert base_of(spec) == "oriented_gradients"
-    expected = oriented_gradients(x.float().reshape(5, *shape[:2]) / 255)
-    assert torch.equal(base_features(base_of(spec), x, spec), expected)
-
-
-def test_the_features_of_lightness_come_first_and_those_of_colours_last() -> None:
-    x = torch.rand((3, 5, 16, 16), generator=torch.Generator().manual_seed(0))
-    found = coloured_gradients(x)
-    lightness = oriented_gradients(x.mean(1))
-    assert torch.equal(found[:, : lightness.shape[1]], lightness)
-    assert found.shape[1] == 4 * lightness.shape[1] + colours_width(5)
-    brighter = coloured_gradients(x * 0.5 + 0.2) - coloured_gradients(x * 0.5)
-    assert brighter[:, : -colours_width(5)].abs().max() < 0.01
-    assert brighter[:, -colours_width(5) :].abs().max() > 0.05
-
-
 def test_colours_that_only_distract_count_nothing_where_public_pictures_have_labels() -> None:
     x, y = by_colour_and_shape()
     shape = y % 2
@@ -131,21 +99,12 @@ def test_colours_that_only_distract_count_nothing_where_public_pictures_have_lab
     x = (x // 2 + bright).astype(np.uint8)
     assert weight_of_colours(shape[:POOL]) == 0
     assert weight_of_colours(None) > 0
-    coloured, named = by_colour((16, 16, 3))
-    x = coloured
-    assert weight_of_colours(named[:POOL]) > 0
 
 
 def test_labels_of_public_rows_are_as_many_as_these() -> None:
     x, y = by_colour((8, 8, 3), rows=20)
     with refuses(DataError, "pool", "label"):
         PublicData.declare("pool", x, labels=y[:7])
-
-
-@pytest.mark.parametrize("shape", [(3, 28, 28), (4, 28, 28), (1, 28, 28)])
-def test_channels_that_come_first_are_refused(shape: tuple[int, ...]) -> None:
-    with refuses(DataError, str(shape[0]), "channels"):
-        check_channels_last(InputSpec(shape=shape, dtype="uint8", low=0, high=255))
 
 
 @pytest.mark.parametrize(
@@ -171,17 +130,6 @@ def test_teachers_of_colours_vote_as_loaded(
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (3, 3, 4), (16, 16, 3)])
-def test_neighbours_of_colours_vote_for_theirs(shape: tuple[int, int, int], tmp_path: Path) -> None:
-    x, y = by_colour(shape)
-    data = Dataset(x[POOL:], y[POOL:], tuple("abcd"), spec_of(x), name="colours")
-    build(data, tmp_path / "near", name="near", public=PublicData.declare("pool", x[:POOL]))
-    near = NeighbourEnsemble.load(tmp_path / "near")
-    weights = near.weights(x[:100]).astype(np.int64)
-    votes = np.stack([weights[:, near.labels == each].sum(1) for each in range(4)], 1)
-    assert (votes.argmax(1) == y[:100]).mean() > 0.97
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 3), (3, 3, 4), (16, 16, 3), (20, 20, 3)])
 def test_a_student_of_colours_learns_them_and_is_the_same_when_loaded(
     shape: tuple[int, int, int], tmp_path: Path
 ) -> None:

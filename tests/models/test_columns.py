@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from support.tables import stays
+from support.tables import stays, written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
@@ -46,11 +44,6 @@ EXPECTED = [
 TEXT = "day,smoker,stage,ort\n02.01.2020,yes,low,Köln\n31.12.2099 08:00,FALSE,high,Ulm\n,,?,Bonn\n"
 
 
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
 def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
     said = list[str]()
     path = written(tmp_path / "a.csv", TEXT)
@@ -59,21 +52,6 @@ def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
     assert len(said) == 2
     holds(said[0], "day", 1, 2)
     holds(said[1], "ort", 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ("1/2/3,yes,low,Ulm", "day '1/2/3' day-month-year"),
-        ("02.01.20,yes,low,Ulm", "year"),
-        ("30.02.2020,yes,low,Ulm", "day '30.02.2020' date"),
-        ("02.01.2020,maybe,low,Ulm", "smoker 'maybe' true t yes"),
-    ],
-)
-def test_what_is_no_date_or_boolean_is_named(tmp_path: Path, row: str, said: str) -> None:
-    path = written(tmp_path / "a.csv", f"day,smoker,stage,ort\n{row}\n")
-    with refuses(DataError, "a.csv", 2, *said.split()):
-        encode_table(path, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +65,27 @@ def test_what_is_no_date_or_boolean_is_named(tmp_path: Path, row: str, said: str
         {"role": "ordinal", "values": ["one"]},
         {"role": "boolean", "low": 0, "high": 1},
         {"role": "numeric", "low": 0, "high": 1, "since": "2020-01-01"},
+        {"role": "categorical", "edges": [1]},
+        {"role": "group", "edges": [1]},
     ],
 )
 def test_an_incoherent_column_is_refused(wrong: dict[str, Any]) -> None:
     label = {"name": "y", "role": "label", "values": ["0", "1"]}
     with pytest.raises(ValidationError):
         TableSchema.model_validate({"columns": [{"name": "x", **wrong}, label]})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"edges": edges} for edges in ([2, 1], [1, 1], [], [np.nan], [1, np.inf], ["low"])),
+        *({"edges": [1], "values": names} for names in (["a"], ["a", "b", "c"], ["a", "a"])),
+    ],
+)
+def test_edges_that_cut_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    label = {"name": "y", "role": "label", **wrong}
+    with pytest.raises(ValidationError):
+        TableSchema.model_validate({"columns": [{"name": "x", "role": "boolean"}, label]})
 
 
 def test_a_column_of_an_earlier_version_is_written_as_it_was() -> None:
@@ -146,37 +139,6 @@ def test_parquet_and_arrow_files_are_encoded_as_text_is(
         load_table(path, SCHEMA)
 
 
-def encoded(given: Any) -> Any:
-    """A frame of which much is outside the schema's range."""
-    return encode_frame(given, SCHEMA, lambda said: None, accept_clipped=True)
-
-
-def test_frames_with_dates_are_encoded_as_files_are() -> None:
-    given = frame().drop(columns="more")
-    for kind in (given, pl.from_pandas(given), pa.Table.from_pandas(given)):
-        assert np.allclose(encoded(kind), EXPECTED)
-    plain = {
-        "day": [date(2020, 1, 2), datetime(2099, 12, 31, 8), None],
-        "smoker": [True, False, None],
-        "stage": ["low", "high", None],
-        "ort": ["Köln", "Ulm", "Bonn"],
-    }
-    assert np.allclose(encoded(plain), EXPECTED)
-
-
-def test_a_schema_is_proposed_from_parquet_and_fits_csv(tmp_path: Path) -> None:
-    csv = written(tmp_path / "a.csv", stays(900, 400, seed=1))
-    parquet = tmp_path / "a.parquet"
-    pd.read_csv(csv, dtype={"room": str}).to_parquet(parquet)
-    by_text, by_type = (propose_schema(path, label="readmitted") for path in (csv, parquet))
-    assert by_text.schema.columns == by_type.schema.columns
-    assert np.array_equal(
-        load_table(csv, by_type.schema).inputs, load_table(parquet, by_type.schema).inputs
-    )
-    with refuses(DataError, "names"):
-        propose_schema(parquet, label="a", columns=["a", "b"])
-
-
 def test_types_are_found_as_the_schema_spells_them(tmp_path: Path) -> None:
     schema = TableSchema.model_validate(
         {
@@ -211,15 +173,6 @@ def test_broken_and_unfit_files_are_refused_with_their_names(tmp_path: Path) -> 
 
 
 # ------------------------------------------------------------------------------------ encodings
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
-def test_what_is_not_utf_8_is_read_as_what_older_programs_write(
-    tmp_path: Path, encoding: str
-) -> None:
-    path, said = written(tmp_path / "a.csv", TEXT.encode(encoding)), list[str]()
-    assert np.allclose(encode_table(path, SCHEMA, said.append, accept_clipped=True), EXPECTED)
-    holds(said[0], "a.csv", 2, "windows-1252")
 
 
 @pytest.mark.parametrize(

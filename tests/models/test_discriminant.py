@@ -9,12 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal
-from sklearn.datasets import load_digits
 
-from support.data import chosen, taught
+from support.data import digit_images, taught
 from support.wording import refuses
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
-from terrine_models.features.linear import UNSEEN_CLASS_SCORE, discriminant, mean_head
+from terrine_models.features.linear import UNSEEN_CLASS_SCORE, mean_head
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
@@ -33,27 +32,8 @@ Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @pytest.fixture(scope="module")
-def digits() -> Digits:
-    bundle = load_digits()
-    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
-
-
-def test_directions_are_those_in_which_classes_differ() -> None:
-    random = np.random.default_rng(0)
-    centres = np.zeros((20, 8))
-    centres[:, :2] = random.normal(scale=8, size=(20, 2))
-    scales = np.array([1, 1, 6, 6, 1, 1, 1, 1])
-    label = np.arange(800) % 20
-    rows = centres[label] + scales * random.normal(size=(800, 8))
-    copy = torch.from_numpy(rows + np.sqrt(2) * scales * random.normal(size=(800, 8))).float()
-    points = torch.from_numpy(rows).float()
-    centre = points.mean(0)
-    directions, between = discriminant(points - centre, [copy - centre], 2)
-    assert (directions[:2].norm(dim=0) > 5 * directions[2:].norm(dim=0)).all()
-    found = (points - centre) @ directions
-    inside = torch.cat([found[label == k] - found[label == k].mean(0) for k in range(20)])
-    assert ((inside.var(0) > 0.2) & (inside.var(0) < 2)).all()
-    assert (between > 4).all()
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return digit_images()
 
 
 def test_a_head_scores_what_the_density_of_a_class_is_worth() -> None:
@@ -136,16 +116,6 @@ def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
     made.student.save(tmp_path)
     again = Student.load(tmp_path)
     np.testing.assert_array_equal(again.probabilities(x), made.student.probabilities(x))
-
-
-def test_neighbours_can_be_asked_for_and_are_judged_like_the_others(digits: Digits) -> None:
-    x, truth = digits[0][:300], digits[1][:300]
-    labels = np.where(np.arange(300) < 200, truth, -1)
-    made = chosen("neighbours", x, labels, SPEC, DIGITS)
-    assert made.choice.chosen == "neighbours"
-    judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
-    assert judged["neighbours"] > 0.8
-    assert made.student.accuracy(x[200:], truth[200:]) > 0.85
 
 
 def test_a_few_labels_have_no_neighbours(digits: Digits) -> None:

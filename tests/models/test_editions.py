@@ -122,7 +122,6 @@ def test_a_record_that_its_person_has_already_is_not_added_again(tmp_path: Path)
 
 
 def test_who_was_forgotten_before_they_came_stays_out(tmp_path: Path) -> None:
-    """The owner forgets people of a population, also where they have not been yet."""
     first = built(tmp_path / "1", dataset(persons("abcd")))
     left = forget(first, tmp_path / "2", name_digests(["z", "b"], KEY), KEY)
     assert left is not None
@@ -133,7 +132,6 @@ def test_who_was_forgotten_before_they_came_stays_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ["nobody's", "of other records", "leaves"])
 def test_nobody_else_s_slot_depends_on_what_one_person_has(tmp_path: Path, other: str) -> None:
-    """One slot's whole content is replaced, in what was built and in what is added."""
     base, more = persons("abcdef"), persons("aghi", seed=1)
     base_too, more_too, leaving = dict(base), dict(more), ["d"]
     if other == "of other records":
@@ -254,7 +252,6 @@ def teachers_of(directory: Path) -> dict[str, NDArray[np.generic]]:
 def test_a_teacher_is_trained_anew_without_those_who_left_and_no_other_changes(
     tmp_path: Path, config: Heads | Networks
 ) -> None:
-    """As if they had never been there: what their records were changes nothing any more."""
     names, gone = "abcdefghijkl", "ce"
     owner = teacher_of(len(names), 4, 3)
     touched = {int(owner[names.index(name)]) for name in gone}

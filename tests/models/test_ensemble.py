@@ -105,7 +105,6 @@ def test_all_ways_to_vote_agree(networks: Path, digits: Dataset) -> None:
 
 
 def test_the_device_alone_decides_how_networks_vote(networks: Path, digits: Dataset) -> None:
-    """On a CPU one after the other, in workers with one thread each, and no clock is asked."""
     ensemble = Ensemble.load(networks, device="cpu")
     loop, seen = ensemble.voting.choose, set[tuple[str, int]]()
     assert "one_by_one" in loop.__qualname__

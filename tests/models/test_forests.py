@@ -348,7 +348,6 @@ def test_arrays_that_are_no_forests_are_refused(
 
 
 def test_a_parent_comes_before_its_children() -> None:
-    """A leaf for a root, and its inner node among what would be its own children."""
     tensors = chain(1)
     tensors["feature"] = torch.tensor([-1, 0, -1], dtype=torch.int32)
     with refuses(StoreError, "breadth-first"):

@@ -10,16 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from pydantic import ValidationError
 
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
-from terrine_models.data.images import (
-    class_folders,
-    load_image_classes,
-    load_images,
-    with_bits_of,
-)
+from terrine_models.data.images import class_folders, load_image_classes, load_images, with_bits_of
 from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.reading import load_private, load_public
@@ -64,7 +58,6 @@ def test_a_picture_of_the_size_is_its_pixels_whatever_its_form(
 def test_the_bits_of_deep_pictures_are_those_of_public_ones(
     tmp_path: Path, plain: np.ndarray, scale: int, bits: int
 ) -> None:
-    """Private ones that are brighter or darker do not change what becomes public."""
     private, public = tmp_path / "private", tmp_path / "public"
     deep = plain.astype(np.uint16) * scale
     for folder in (public / "a", public / "b", private / "a"):
@@ -86,10 +79,7 @@ def test_bits_may_be_declared_and_are_16_otherwise(tmp_path: Path, plain: np.nda
     for name in ("a", "b"):
         save(private / name / "1.png", plain.astype(np.uint16) * 16)
     save(public / "1.png", plain)
-    for images, bits, kept in (
-        ("4x6:grey", None, plain // 16),
-        ("4x6:grey:12bit", 12, plain),
-    ):
+    for images, bits, kept in (("4x6:grey", None, plain // 16), ("4x6:grey:12bit", 12, plain)):
         records = load_private(private, classes="a,b", images=images, public=public)
         assert records.image == GREY.model_copy(update={"bits": bits})
         assert np.array_equal(records.inputs[0], kept)
@@ -177,9 +167,3 @@ def test_a_bad_file_is_named(tmp_path: Path, plain: np.ndarray) -> None:
         load_images(tmp_path / "none", GREY)
     with refuses(DataError, "nowhere"):
         load_images(tmp_path / "nowhere", GREY)
-
-
-@pytest.mark.parametrize("side", [0, 1025])
-def test_a_format_has_a_size(side: int) -> None:
-    with pytest.raises(ValidationError):
-        ImageFormat(height=side, width=8, grey=True)

@@ -5,6 +5,7 @@ A row is what the file holds, how it is read, and what is made of it, or the wor
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import subprocess
@@ -68,12 +69,7 @@ READ: dict[str, tuple[str, Any, Callable[[Path], object], object]] = {
     "an array named in capitals": ("X.NPY", PIXELS, _inputs, (2, 4)),
     "counts in an .npy": ("votes.npy", np.array([[3, 1], [0, 4]]), _votes, ((2, 2), 4)),
     "counts as floats": ("votes.npy", np.array([[3.0, 1.0], [0.0, 4.0]]), _votes, ((2, 2), 4)),
-    "the widest range": (
-        "x.npz",
-        _declared(low=-1.5e38, high=1.5e38),
-        _archive,
-        (2, 4),
-    ),
+    "the widest range": ("x.npz", _declared(low=-1.5e38, high=1.5e38), _archive, (2, 4)),
 }
 
 
@@ -92,16 +88,21 @@ REFUSED: dict[str, tuple[str, Any, Callable[[Path], object], tuple[object, ...]]
     "five dimensions": ("x.npz", _declared(x=np.zeros((2, *[1] * 5))), _archive, ("four",)),
     "a scalar in an archive": ("x.npz", _declared(x=np.float32(1)), _archive, ("shape", "[]")),
     "empty rows in an archive": ("x.npz", _declared(x=np.zeros((2, 0))), _archive, ("[2, 0]",)),
-    "no rows in an archive": (
-        "x.npz",
-        {"x": PIXELS[:0], "y": Y[:0]},
-        _archive,
-        ("no", "records"),
-    ),
+    "no rows in an archive": ("x.npz", {"x": PIXELS[:0], "y": Y[:0]}, _archive, ("no", "records")),
     "a range of doubles": ("x.npz", _declared(low=-1e308, high=1e308), _archive, ("float32",)),
     "a range upside down": ("x.npz", _declared(low=1, high=0), _archive, ("low", "high")),
     "a range that is no number": ("x.npz", _declared(high=np.nan), _archive, ("high", "nan")),
     "a range without end": ("x.npz", _declared(high=np.inf), _archive, ("high", "inf")),
+    "labels of other records": ("x.npz", {"x": PIXELS, "y": Y[:1]}, _archive, ("uint8",)),
+    "labels as floats": ("x.npz", {"x": PIXELS, "y": Y / 1}, _archive, ("integer", "record")),
+    "inputs of text": ("x.npz", {"x": np.array(["a"] * 2), "y": Y}, _archive, ("numbers",)),
+    "people of other records": (
+        "x.npz",
+        {"x": PIXELS, "y": Y, "group": Y[:1]},
+        _archive,
+        ("group", "shape"),
+    ),
+    "one class": ("x.npz", {"x": PIXELS, "y": Y, "classes": ["one"]}, load_npz, ("two", "classes")),
     "Python objects": ("x.npy", OBJECTS, _inputs, ("x.npy", "objects")),
     "Python objects in an archive": ("x.npz", {"x": OBJECTS, "y": Y}, _archive, ("objects",)),
     "Python objects as votes": ("votes.npz", {"counts": OBJECTS}, _votes, ("objects",)),
@@ -201,6 +202,12 @@ NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a title": ("t.csv", f"Our survey\n\n{TABLE}", ("title", 3, "+3")),
     "a title of two lines": ("t.csv", f"Our survey\nof 2020\n{TABLE}", ("title", 3)),
     "a header without end": ("t.csv", "a" * 2**20 + ",b\n1,x\n", ("1,048,576",)),
+    "Parquet": ("t.csv", b"PAR1\x15\x04\0\xffPAR1", ("Parquet", "Arrow")),
+    "packed Parquet": ("t.csv.gz", gzip.compress(b"PAR1\xffPAR1", mtime=0), ("Parquet", "Unpack")),
+    "old Excel": ("t.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ("Excel",)),
+    "bzip2": ("t.csv.bz2", bz2.compress(TABLE.encode()), ("bzip2", "Unpack")),
+    "xz": ("t.csv", b"\xfd7zXZ\0\0", ("xz",)),
+    "UTF-16 that breaks off": ("t.csv", TABLE.encode("utf-16") + b"\x00\xd8\x00", ("UTF-16",)),
     "Feather 1": ("t.feather", b"FEA1" + bytes(20), ("Feather", "to_parquet")),
     "Stata before 13": ("t.csv", b"\x72\x02\x01\0" + bytes(9), ("Stata", "pandas.read_stata")),
     "Stata since 13": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
@@ -217,11 +224,7 @@ NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a workbook of others": ("t.ods", zipped("x.spreadsheet"), ("Excel", "CSV", "odfpy")),
     "arrays in a zip file": ("t.csv", zipped("x.npy"), ("NumPy", "npz")),
     "a zip file": ("t.csv", zipped("t.csv"), ("zip", "Unpack")),
-    "an object of R": (
-        "t.rds",
-        gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0),
-        ("R", "readRDS"),
-    ),
+    "an object of R": ("t.rds", gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0), ("R", "readRDS")),
     "an object of R as text": ("t.rds", "A\n3\n263168\n197888\n5\n", ("R", "readRDS")),
     "a workspace of R": ("t.rda", gzip.compress(b"RDX3\nX\n", mtime=0), ("R", "load")),
     "MATLAB": ("t.mat", b"MATLAB 5.0 MAT-file, Platform", ("MATLAB", "writetable")),
@@ -403,6 +406,7 @@ def test_a_header_is_found_or_its_fault_is_named(what: str, tmp_path: Path) -> N
     assert all(column.role == "ignored" for column in schema.columns[3:])
     data = load_table(path, schema, note=lambda _: None)
     assert data.inputs.shape == (30, 2)
+    assert np.array_equal(encode_table(path, schema, note=lambda _: None), data.inputs)
     assert data.labels.tolist() == [1, 0] * 15
 
 

@@ -20,7 +20,6 @@ from terrine_models.students.answers import (
     fit_near,
     fit_softmax,
 )
-from terrine_models.students.answers import weigh_surroundings as votes_of
 from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
 
@@ -95,16 +94,3 @@ def test_those_around_an_input_are_the_nearest_and_itself(monkeypatch: pytest.Mo
     assert set(find_surroundings(x, 0.06)[[50]].indices) == {48, 50, 52}
     monkeypatch.setattr(answers, "MAX_AROUND", 1)
     assert np.diff(find_surroundings(x, 0.06).indptr).max() <= 2
-
-
-def test_an_input_without_an_answer_is_around_others_all_the_same() -> None:
-    x = np.random.default_rng(5).normal(size=(200, 2))
-    true = softmax(x @ [[1.0, 0, 0], [0, 1, 0]], axis=1)
-    answers = answered(true, np.full(200, 100.0), 1.0, 0.05).only(np.arange(200) % 4 > 0)
-    near = find_surroundings(x, 0.05)
-    votes = votes_of(x, answers, near)
-    assert votes.shape == (150, 200)
-    assert votes[:, np.arange(200) % 4 == 0].sum() > 0
-    weights, biases = fit_near(x, answers, near, SCORE_VARIANCES[0])
-    assert np.isfinite(weights).all()
-    assert np.isfinite(biases).all()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -137,7 +137,7 @@ def test_weights_do_not_depend_on_the_other_queries(built: Path, digits: Dataset
     assert np.array_equal(together[::20], alone)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 2**20),
     person=st.integers(0, 24),
@@ -147,7 +147,6 @@ def test_weights_do_not_depend_on_the_other_queries(built: Path, digits: Dataset
 def test_replacing_one_person_changes_no_other_vote(
     tmp_path_factory: pytest.TempPathFactory, seed: int, person: int, rows: int, extreme: bool
 ) -> None:
-    """Other records of that person, more of them or fewer: all the rest is as it was."""
     here, data, random = tmp_path_factory.mktemp("two"), people(seed), np.random.default_rng(seed)
     assert data.groups is not None
     others = data.groups != person
@@ -202,7 +201,6 @@ def test_a_record_without_a_place_votes_for_nothing(
 
 
 def test_no_sum_is_rounded() -> None:
-    """The longest points there can be, in any direction, and one beyond."""
     random = np.random.default_rng(1)
     points = random.standard_normal((400, 300)).astype(np.float32)
     points[:100] = np.eye(300, dtype=np.float32)[:100] * 5
@@ -351,12 +349,13 @@ def test_people_are_placed_from_the_command_line(
     ]
     Path("pool.csv").write_text("\n".join([header, *rows]) + "\n")
     assert terrine("ensemble", "schema", "pool.csv", "--label", "ill").fine
-    place = ("neighbours", "build", "private.csv", "--public", "pool.csv", "--name", "t")
-    holds(terrine(*place).refused, "--schema")
-    said = terrine(*place, "--schema", "schema.json", "--near", 5).fine
+    place = ("ensemble", "train", "private.csv", "--public", "pool.csv", "--name", "t")
+    near = (*place, "--kind", "neighbours:near=5")
+    holds(terrine(*near).refused, "--schema")
+    said = terrine(*near, "--schema", "schema.json").fine
     assert "25 (neighbours)" in said
     holds(said, "people", "rows")
-    holds(terrine("ensemble", "verify", "t").fine, 4, "files")
+    holds(terrine("ensemble", "show", "t", "--verify").fine, 4, "files")
     assert terrine("init").fine
     assert terrine("ensemble", "register", "t", "--epsilon", 4, "--delta", 1e-3).fine
     ensemble = NeighbourEnsemble.load(tmp_path / "data" / "ensembles" / "t")

@@ -34,26 +34,18 @@ def private(rows: int, values: int, seed: int = 0) -> Dataset:
     return Dataset(inputs, labels, ("no", "yes"), encoded_input(SCHEMA), encoding=SCHEMA)
 
 
-def test_rows_that_coincide_as_public_ones_do_among_themselves_are_chance() -> None:
-    records, pool = private(20_000, 200), private(1000, 200, seed=1).inputs
-    shared = np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean()
-    assert shared > 0.01
-    PublicData.declare("pool", pool).count_private_rows(records)
-
-
-def test_few_public_rows_that_do_not_repeat_are_chance_where_private_ones_do() -> None:
-    records, pool = private(20_000, 600), private(300, 600, seed=1).inputs
-    assert len(np.unique(pool, axis=0)) == len(pool)
-    assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > 0.01
-    PublicData.declare("pool", pool).count_private_rows(records)
-
-
-@pytest.mark.parametrize("values", [5, 60])
-def test_a_table_of_few_values_is_taken_though_most_public_rows_are_private_ones(
-    values: int,
-) -> None:
-    records, pool = private(20_000, values), private(1000, values, seed=1).inputs
-    assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > 0.5
+@pytest.mark.parametrize(
+    ("values", "rows", "least"),
+    [
+        pytest.param(5, 1000, 0.5, id="most rows"),
+        pytest.param(60, 1000, 0.5, id="many rows"),
+        pytest.param(200, 1000, 0.01, id="as public rows among themselves"),
+        pytest.param(600, 300, 0.01, id="few that do not repeat"),
+    ],
+)
+def test_rows_that_coincide_by_chance_are_taken(values: int, rows: int, least: float) -> None:
+    records, pool = private(20_000, values), private(rows, values, seed=1).inputs
+    assert np.isin(pool @ [1000, 1], records.inputs @ [1000, 1]).mean() > least
     PublicData.declare("pool", pool).count_private_rows(records)
 
 
@@ -73,7 +65,7 @@ SHARED = 4_861_172_300_191_227
 """A count that stands nowhere by chance."""
 COMMANDS = {
     "ensemble train": ("--teachers", 20),
-    "neighbours build": ("--near", 40),
+    "ensemble train --kind neighbours:near=40": (),
     "quickstart": ("--yes", "--epsilon", 8),
 }
 
@@ -82,7 +74,6 @@ COMMANDS = {
 def test_how_many_public_rows_are_private_is_told_to_the_owner_and_written_nowhere(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
 ) -> None:
-    """The same function in all three, which alone knows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path / "data"))
     images, labels = load_digits(return_X_y=True)

@@ -12,18 +12,6 @@ from support.tables import stays
 from support.wording import holds
 from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.shards import ShardSummary
-
-
-def test_a_summary_is_what_training_deals(plane: Dataset) -> None:
-    found = ShardSummary.of(plane, 10, seed=3)
-    assert (found.records, found.people) == (200, 40)
-    assert found.rows[0] <= found.rows[1] <= found.rows[2] < 200
-    assert found.lacking == {} or max(found.lacking.values()) <= 10
-    alone = ShardSummary.of(plane, 40, seed=3)
-    assert alone.rows[0] >= 1
-    assert alone.classes[0] < 3
-    assert sum(alone.lacking.values()) > 0
 
 
 @pytest.fixture
@@ -53,20 +41,12 @@ def test_labels_of_public_arrays_train_nobody_and_what_is_wrong_with_them_is_sai
 ) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = digits.inputs, digits.labels
-    np.savez("private.npz", x=x[:800], y=y[:800], classes=digits.classes)
-    np.savez("labelled.npz", x=x[800:], y=y[800:])
-    np.savez("unlabelled.npz", x=x[800:])
-    np.savez("renamed.npz", x=x[800:], y=y[800:], classes=digits.classes[::-1])
-    train = (
-        "ensemble",
-        "train",
-        "private.npz",
-        "--teachers",
-        20,
-        "--kind",
-        "heads:augmentations=0",
-        "--public",
-    )
+    np.savez("private.npz", x=x[:400], y=y[:400], classes=digits.classes)
+    np.savez("labelled.npz", x=x[1400:], y=y[1400:])
+    np.savez("unlabelled.npz", x=x[1400:])
+    np.savez("renamed.npz", x=x[1400:], y=y[1400:], classes=digits.classes[::-1])
+    few = ("--teachers", 5, "--kind", "heads:augmentations=0")
+    train = ("ensemble", "train", "private.npz", *few, "--public")
     terrine(*train, "labelled.npz", "--name", "told").fine  # noqa: B018 - asserts
     said = terrine(*train, "unlabelled.npz", "--name", "bare").fine
     holds(said, "unlabelled.npz", "y")

@@ -75,14 +75,3 @@ def test_the_regression_solves_the_normal_equations_of_the_penalty_that_predicts
     if width < 8:  # else some rows decide their own fit, which says nothing at small penalties
         least = min(missed(penalty) for penalty in RIDGE_PENALTIES)
         assert missed(RIDGE_PENALTIES[int(np.argmin(distances))]) == pytest.approx(least, rel=1e-6)
-
-
-def test_constant_features_predict_the_mean() -> None:
-    _, counts = study(100, 3)
-    weights, biases = fit_shares(np.ones((100, 4)), counts / TEACHERS)
-    np.testing.assert_allclose(np.ones((1, 4)) @ weights + biases, [counts.mean(0) / TEACHERS])
-
-
-def test_a_single_row_is_enough() -> None:
-    weights, biases = fit_shares(np.ones((1, 3)), np.array([[0.2, 0.8]]))
-    np.testing.assert_allclose(np.ones((1, 3)) @ weights + biases, [[0.2, 0.8]])

@@ -51,12 +51,6 @@ def test_a_few_rows_are_enough_to_run(rows: int) -> None:
     assert np.isfinite(fitted(x, counts, 10.0)).all()
 
 
-def test_constant_features_predict_the_mean() -> None:
-    _, _, counts = study(400, 1.0)
-    found = fitted(np.zeros((400, 3)), counts, 1.0)
-    np.testing.assert_allclose(found.mean(axis=0), counts.mean(axis=0) / TEACHERS, atol=0.01)
-
-
 def test_the_noise_of_its_total_makes_no_class_frequent() -> None:
     sigma, truth = 5000.0, np.full((400, 4), TEACHERS // 4)
     noise = np.random.default_rng(0).normal(scale=sigma, size=truth.shape)
@@ -77,17 +71,6 @@ def two(
     counts = TEACHERS * np.column_stack([1 - share, share])
     noisy = counts + source.normal(scale=sigma, size=counts.shape)
     return x, share, np.rint(noisy).astype(np.int64)
-
-
-def test_without_noise_the_shares_of_two_classes_are_found() -> None:
-    x, share, counts = two(2000, 1.0, 0.0)
-    np.testing.assert_allclose(fitted(x, counts, 0.5)[:, 1], share, atol=0.01)
-
-
-def test_what_saturates_of_two_classes_is_fitted_better_than_by_a_line() -> None:
-    x, share, counts = two(4000, 3.0, 300.0)
-    curved, line = fitted(x, counts, 300.0)[:, 1], by_a_line(x, counts)[:, 1]
-    assert ((curved - share) ** 2).mean() < ((line - share) ** 2).mean()
 
 
 def test_two_classes_keep_their_mean_share_however_uneven() -> None:

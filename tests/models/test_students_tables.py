@@ -14,6 +14,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from support.tables import written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
@@ -45,11 +46,6 @@ EXPECTED = [
 """Age and its indicator, pulse (the middle of its range where it is missing), wards, smokers."""
 
 
-def written(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -72,14 +68,6 @@ def of_dict(rows: dict[str, list[Any]]) -> Any:
 def test_a_data_frame_is_encoded_as_the_file_would_be(library: Callable[..., Any]) -> None:
     columns = {name: [row[i] for row in ROWS] for i, name in enumerate(FEATURES)}
     assert np.allclose(encode_frame(library(columns), SCHEMA, accept_clipped=True), EXPECTED)
-
-
-def test_pandas_reads_categories_as_numbers_and_they_are_found(tmp_path: Path) -> None:
-    text = "age,pulse,ward,smoker\n50,90,1,true\n60,40,2,false\n,90,,true\n"
-    path = written(tmp_path / "pool.csv", text)
-    frame = pd.read_csv(path)
-    assert frame["ward"].dtype == "float64"
-    assert np.array_equal(encode_frame(frame, SCHEMA), encode_table(path, SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +113,7 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
     assert pulse.column.missing is None
     assert "missing" not in json.loads(pulse.column.model_dump_json())
     ages = encode_table(path, proposal.schema)[:, :2]
-    assert ages.tolist() == [
-        [0, 0],
-        [0.125, 1],
-        [0.125, 0],
-        [1, 0],
-    ]
+    assert ages.tolist() == [[0, 0], [0.125, 1], [0.125, 0], [1, 0]]
 
 
 LIGHT = """

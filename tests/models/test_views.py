@@ -110,16 +110,6 @@ def test_a_student_overlooks_colours_that_only_distract(coloured: bool) -> None:
     assert student.accuracy(x[POOL:], y[POOL:]) > 0.95
 
 
-def test_colours_that_are_classes_are_not_overlooked() -> None:
-    random = np.random.default_rng(0)
-    y = random.integers(3, size=1000)
-    x = 100 + 60 * np.eye(3)[y][:, None, None] + random.normal(0, 30, (1000, 16, 16, 3))
-    view = task_of(x.clip(0, 255).astype(np.uint8), y).with_best_view(noisy(y[:POOL])).view
-    assert view is not None
-    assert view.base == "coloured_gradients"
-    assert view.colours > 0
-
-
 @pytest.mark.parametrize("side", [5, 16])
 def test_grey_pictures_stored_in_colour_have_the_features_of_grey_ones(side: int) -> None:
     x = np.random.default_rng(0).integers(0, 256, (300, side, side), dtype=np.uint8)

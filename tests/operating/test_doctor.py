@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url, text
 
-from support.databases import SECRET_KEY, SQLITE_BY_DAY, as_owner
+from support.databases import SQLITE_BY_DAY, as_owner
 from support.ledgers import answered, unguarded
 from support.servers import Machine
 from support.wording import holds, says
@@ -23,12 +23,13 @@ from terrine_server.doctor import (
     LOW_DISK_BYTES,
     POSTGRESQL_SETTINGS,
     POSTGRESQL_TIMEOUTS,
+    Finding,
     check_disk,
     check_newest_charge,
     check_postgresql,
     compare_clocks,
 )
-from terrine_server.ledger import connect, upgrade
+from terrine_server.ledger import connect
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -286,33 +287,41 @@ def test_a_charge_from_the_future_is_found(
     assert "set-ntp" in fix
 
 
-def test_the_clock_may_be_at_most_a_second_behind_the_last_charge() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert check_newest_charge(now, None).state == "ok"
-    assert check_newest_charge(now, now + timedelta(seconds=0.5)).state == "ok"
-    assert check_newest_charge(now, now + timedelta(seconds=2)).state == "problem"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "state"),
-    [(0.2, "ok"), (-0.2, "ok"), (5, "warning"), (-5, "warning"), (90, "problem")],
-)
-def test_clocks_that_disagree_are_found(seconds: float, state: str) -> None:
-    here = datetime(2026, 1, 1, tzinfo=UTC)
-    assert compare_clocks(here, here + timedelta(seconds=seconds)).state == state
-
-
-@pytest.mark.parametrize(
-    ("free", "state"),
+    ("finding", "state"),
     [
-        (LOW_DISK_BYTES, "ok"),
-        (LOW_DISK_BYTES - 1, "warning"),
-        (FULL_DISK_BYTES, "warning"),
-        (0, "problem"),
+        (check_newest_charge(NOW, None), "ok"),
+        *(
+            (check_newest_charge(NOW, NOW + timedelta(seconds=seconds)), state)
+            for seconds, state in ((0.5, "ok"), (2, "problem"))
+        ),
+        *(
+            (compare_clocks(NOW, NOW + timedelta(seconds=seconds)), state)
+            for seconds, state in (
+                (0.2, "ok"),
+                (-0.2, "ok"),
+                (5, "warning"),
+                (-5, "warning"),
+                (90, "problem"),
+            )
+        ),
+        *(
+            (check_disk(Path("/var/lib/terrine"), free), state)
+            for free, state in (
+                (LOW_DISK_BYTES, "ok"),
+                (LOW_DISK_BYTES - 1, "warning"),
+                (FULL_DISK_BYTES, "warning"),
+                (0, "problem"),
+            )
+        ),
     ],
+    ids=lambda each: each if isinstance(each, str) else each.check,
 )
-def test_a_disk_that_is_almost_full_is_found(free: int, state: str) -> None:
-    assert check_disk(Path("/var/lib/terrine"), free).state == state
+def test_clocks_and_disks_are_judged_by_how_far_they_are_off(finding: Finding, state: str) -> None:
+    assert finding.state == state
 
 
 def sound() -> dict[str, str]:
@@ -372,18 +381,3 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     with altered(url, f"{database} SET {only} = on", f"{database} RESET {only}"):
         assert "read_only" in served_machine.wrong()[0][2]
     assert served_machine.wrong() == []
-
-
-@SQLITE_BY_DAY
-@pytest.mark.usefixtures("each_database_url")
-def test_an_unmigrated_database_needs_init_even_if_all_else_is_in_place(
-    served_machine: Machine, tmp_path: Path
-) -> None:
-    other = f"sqlite:///{tmp_path / 'other.sqlite'}"
-    (tmp_path / "other.sqlite").touch(mode=0o600)
-    found = served_machine.wrong(TERRINE_DATABASE_URL=other)
-    assert ("schema", "problem", "terrine init") in [(c, s, m) for c, s, _, m in found]
-    upgrade(connect(other), SECRET_KEY)
-    # The ensemble is there, but nobody registered it in this database.
-    ((check, state, _, _),) = served_machine.wrong(TERRINE_DATABASE_URL=other)
-    assert (check, state) == ("ensemble digits", "warning")

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from support.processes import PATIENCE_SECONDS, until
 from support.servers import Machine, Serving, question, serving_process
@@ -81,30 +80,6 @@ def take_all_of(headers: dict[str, str], server: Serving, open_: ExitStack) -> N
     take_all(server, open_, lambda: own.get("/budget").status_code == 503, 4, line)
 
 
-@pytest.mark.nightly
-def test_those_who_never_read_from_one_address_keep_nobody_else_out(
-    served_machine: Machine,
-) -> None:
-    """Neither unauthenticated clients from elsewhere nor students, also from there. Then they are
-    closed."""
-    headers = served_machine.student("kept", 5)
-    with (
-        serving_process(served_machine, write_seconds=5, max_connections=SEATS) as server,
-        never_reading(server, SEATS, 1),
-    ):
-        with client(server, "127.0.2.1") as stranger, client(server, "127.0.1.1", headers) as own:
-            for _ in range(40):
-                assert stranger.get("/openapi.json").status_code == 200
-                assert own.get("/budget").status_code == 200
-            assert own.post("/label", json=question(1)).status_code == 200
-        with client(server, "127.0.1.1") as neighbour:
-            until(lambda: neighbour.get("/problems").status_code, lambda status: status == 200)
-        assert {entry.get("problem") for entry in server.entries("^request$")} <= {
-            None,
-            "overloaded",
-        }
-
-
 def test_those_who_never_read_from_many_addresses_keep_no_student_out(
     served_machine: Machine,
 ) -> None:
@@ -124,20 +99,6 @@ def test_those_who_never_read_from_many_addresses_keep_no_student_out(
             assert own.get("/budget").status_code == 200
         assert own.post("/label", json=question(1)).status_code == 200
         until(lambda: stranger.get("/problems").status_code, lambda status: status == 200)
-
-
-@pytest.mark.nightly
-def test_a_student_who_never_reads_keeps_no_other_student_out(served_machine: Machine) -> None:
-    """One token has its share of the slots, and no more."""
-    greedy, others = served_machine.student("greedy", 5), served_machine.student("kept", 5)
-    with (
-        serving_process(served_machine, write_seconds=60, max_connections=SEATS) as server,
-        ExitStack() as open_,
-        client(server, "127.0.1.1", others) as other,
-    ):
-        take_all_of(greedy, server, open_)
-        for number in range(20):
-            assert other.post("/label", json=question(number % 5)).status_code == 200
 
 
 def test_colluding_students_who_never_read_keep_no_other_student_out(

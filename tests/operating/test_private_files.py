@@ -35,7 +35,7 @@ def test_teachers_trained_before_init_and_all_that_follows_are_private(
     cap = ("--epsilon", "20", "--delta", "1e-3")
     assert terrine("ensemble", "register", "digits", *cap).code == 0
     log = tmp_path / "log.jsonl"
-    assert terrine("log", "export", "--output", log).code == 0
+    assert terrine("ledger", "export", "--output", log).code == 0
     assert open_to_others(data) == {}
     assert log.stat().st_mode & 0o077 == 0
 

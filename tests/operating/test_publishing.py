@@ -157,7 +157,7 @@ def test_more_queries_are_answered_and_the_secret_spend_stays_with_the_owner(
     path = f"{served.url}/projects/study/secret-spend"
     reply = httpx.get(path, headers={"Authorization": f"Bearer {admin}"})
     assert slug(reply) == "not-found", "a token does not give access to it"
-    shown = thousand.run("--json", "project", "secret-spend", "study")
+    shown = thousand.run("--json", "project", "show", "study", "--secret-spend")
     assert shown.err.startswith("SECRET: ")
     secret = SecretSpend.model_validate_json(shown.out)
     assert secret.secret
@@ -185,9 +185,9 @@ def test_impossible_terms_are_refused_with_an_alternative(thousand: Machine) -> 
     holds(run(*OPEN[:5], *counts, *PUBLISHING).refused, "data-dependent")
 
     # None of this reserved anything, and the worst case still works on the same ensemble.
-    assert json.loads(run("--json", "ensemble", "list").fine)[0]["reserved"] == 0
+    assert json.loads(run("--json", "ensemble", "show").fine)[0]["reserved"] == 0
     holds(run(*OPEN).fine, "worst", "case")
-    holds(run("project", "secret-spend", "study").refused, "worst", "case")
+    holds(run("project", "show", "study", "--secret-spend").refused, "worst", "case")
 
 
 @pytest.mark.parametrize("served_machine", ["gdp"], indirect=True)

@@ -105,7 +105,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "student label": lambda path: ("student", *AT, "label", path, "--out", "labels.npz"),
     "student's token": lambda path: ("student", *AT, "--token-file", path, "budget"),
     "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
-    "aggregator": lambda path: ("aggregator", "make", path, "districts"),
+    "aggregator": lambda path: ("federation", "make-aggregator", path, "districts"),
 }
 
 

@@ -114,9 +114,7 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
 
 
 @pytest.mark.slow
-def test_every_line_of_the_log_is_json_with_time_level_and_process(
-    served_machine: Machine,
-) -> None:
+def test_every_line_of_the_log_is_json_with_time_level_and_process(served_machine: Machine) -> None:
     headers = served_machine.student("logged", 1)
     with serving_process(served_machine) as server:
         named = {**headers, "X-Request-Id": "trace-1"}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,35 +30,6 @@ def problem(reply: httpx.Response) -> str:
 
 def healthy(server: Serving) -> None:
     assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE).status_code == 200
-
-
-def sockets(server: Serving) -> int:
-    descriptors = Path(f"/proc/{server.pid}/fd").iterdir()
-    return sum(os.readlink(one).startswith("socket:") for one in descriptors)
-
-
-@pytest.mark.nightly
-@POSTGRESQL
-def test_health_is_answered_while_more_requests_than_threads_wait_for_a_silent_database(
-    served_machine: Machine, postgres: Postgres
-) -> None:
-    """Those whose statements were sent wait for its end, and health is answered before that."""
-    headers = served_machine.student("study2", 100)
-    with (
-        serving_process(
-            served_machine, database_seconds=10 * PATIENCE, max_per_token=100
-        ) as server,
-        httpx.Client(base_url=server.url, headers=headers, timeout=2 * PATIENCE) as http,
-        ThreadPoolExecutor(60) as pool,
-    ):
-        assert http.get("/budget").status_code == 200
-        with postgres.silent():
-            waiting = [pool.submit(http.get, "/budget") for _ in range(60)]
-            until(lambda: sockets(server), lambda opened: opened >= 60)
-            for _ in range(3):
-                healthy(server)
-            assert not all(one.done() for one in waiting)
-        assert 200 in {one.result().status_code for one in waiting} <= {200, 503}
 
 
 @POSTGRESQL

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.processes import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SERVER = REPOSITORY / "server" / "terrine_server"
@@ -64,7 +65,7 @@ def test_the_privacy_critical_code_can_be_read_in_a_day() -> None:
 
 def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:
     code = "import terrine_server.labeling.pipeline, sys; print('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_program(sys.executable, "-c", code, check=True)
     modules = {file.relative_to(SERVER.parent) for file in PRIVACY.rglob("*.py")}
     names = {".".join(m.with_suffix("").parts).removesuffix(".__init__") for m in modules}
     assert names - set(done.stdout.split()) == set()

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from support.documents import REPOSITORY, declared_version
+from support.processes import run_program
 from support.wording import holds, says
 from terrine_server.settings import Settings
 
@@ -78,7 +79,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     if found is None:
         pytest.skip("NO HELM on this machine: the chart is not rendered. `make tools` fetches it.")
-    return subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    return run_program(found, *arguments)
 
 
 def values(*settings: str) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from support.documents import REPOSITORY
+from support.processes import run_program
 from support.wording import holds
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
@@ -134,9 +135,7 @@ def test_without_files_the_command_is_not_run_and_says_how_to_send_them(tmp_path
 
 def set_up(directory: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SETUP), *arguments]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, check=False, **options
-    )
+    return run_program(*command, cwd=directory, **options)
 
 
 needs_openssl = pytest.mark.skipif(

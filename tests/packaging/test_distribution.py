@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.documents import REPOSITORY, build, declared_version, unpack_elsewhere
+from support.processes import run_program
 
 PACKAGES = (
     "terrine_addons",
@@ -27,14 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `command` outside the repository, so that nothing is imported from it by accident."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=Path(sys.prefix),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program(*[str(part) for part in command], cwd=Path(sys.prefix), env=environment)
 
 
 def succeed(*command: str | Path, **variables: str) -> str:

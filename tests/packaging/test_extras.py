@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from support.ledgers import CONFIDENT, answered, open_ledger, open_project
+from support.processes import run_program
 from support.servers import LOG, policy_text
 from support.wording import holds
 
@@ -73,7 +74,7 @@ def hidden(*extras: str) -> str:
 
 def run(code: str, extras: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, hidden(*extras), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_program(*command)
 
 
 @pytest.fixture
@@ -133,24 +134,20 @@ def test_an_image_has_all_that_any_module_imports() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_student_s_program_needs_no_extra() -> None:
-    code = HIDE + "import terrine_client; terrine_client.Client('http://127.0.0.1:9', 'terrine_x')"
-    done = run(code, ())
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_student_s_program_encodes_rows_without_an_extra() -> None:
     """As `Client.label` does; only files need one, and its name is said."""
     code = (
         HIDE
         + """
 from types import SimpleNamespace
+import terrine_client
 from terrine_client._labels import encode_columns
 from terrine_protocol import Column, TableSchema
 schema = TableSchema(columns=(
     Column(name="age", role="numeric", low=0, high=100),
     Column(name="ill", role="label", values=("no", "yes")),
 ))
+terrine_client.Client("http://127.0.0.1:9", "terrine_x")
 project = SimpleNamespace(ensemble=SimpleNamespace(encoding=schema))
 for given in ([{"age": 50, "town": "Ulm"}], {"age": [50]}):
     assert encode_columns(given, project, False).tolist() == [[0.5]]
@@ -164,23 +161,20 @@ encode_columns("pool.csv", project, False)
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        pytest.param(("serve",), "server", marks=pytest.mark.nightly),
         (("--data-dir=data", "ledger", "verify", "--file", "x"), "auditor"),
-        pytest.param(
-            ("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"),
-            "student",
-            marks=pytest.mark.nightly,
+        *(
+            pytest.param(arguments, extra, marks=pytest.mark.nightly)
+            for arguments, extra in (
+                (("serve",), "server"),
+                (("student", "--url", "http://127.0.0.1:9", "train", "pool.npy"), "student"),
+                (("plan", "gnmax", "--teachers", "100"), "server"),
+                (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
+                (("ledger", "show", "study"), "auditor"),
+                (("log", "export"), "auditor"),
+                (("audit", "ledger"), "auditor"),
+                (("audit", "--quick"), "server"),
+            )
         ),
-        pytest.param(("plan", "gnmax", "--teachers", "100"), "server", marks=pytest.mark.nightly),
-        pytest.param(
-            ("--data-dir", "data", "token", "create", "--role", "auditor"),
-            "server",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(("ledger", "show", "study"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("log", "export"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("audit", "ledger"), "auditor", marks=pytest.mark.nightly),
-        pytest.param(("audit", "--quick"), "server", marks=pytest.mark.nightly),
     ],
 )
 def test_whoever_lacks_an_extra_is_told_a_command_that_works(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from support.processes import run_program
 from support.wording import holds
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -52,9 +52,7 @@ def test_refusals(given: str, why: str) -> None:
 
 @pytest.fixture(scope="module")
 def tracked() -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    listing = run_program("git", "ls-files", "-z", cwd=REPOSITORY)
     if listing.returncode != 0:
         pytest.skip(f"NOT A GIT CHECKOUT, so its files cannot be listed: {listing.stderr.strip()}")
     paths = [REPOSITORY / name for name in listing.stdout.split("\0") if name]

@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from support.processes import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -19,12 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def make(directory: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "--file", REPOSITORY / "Makefile", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        "make", "--no-print-directory", "--file", REPOSITORY / "Makefile", *arguments, cwd=directory
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

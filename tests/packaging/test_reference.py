@@ -6,8 +6,9 @@ import pytest
 
 from support.documents import REPOSITORY
 from support.reference_pages import pages, walk
+from terrine_addons.federation.settings import TeacherServer
 from terrine_server.cli import CommandGroup, LazyCommand, command_line, list_commands
-from terrine_server.settings import Settings, TeacherServer
+from terrine_server.settings import Settings
 
 
 @pytest.mark.parametrize("name", ["commands.md", "settings.md", "problems.md"])

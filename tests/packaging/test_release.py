@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from importlib.metadata import version
 
@@ -12,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from support.documents import REPOSITORY, ReleaseError, check_changelog, declared_version
+from support.processes import run_program
 from support.wording import refuses
 
 VERSION = declared_version()
@@ -23,13 +23,7 @@ def test_the_version_that_is_built_is_in_the_changelog() -> None:
 
 
 def test_a_tagged_commit_has_the_version_of_its_tag() -> None:
-    listed = subprocess.run(
-        ["git", "tag", "--points-at", "HEAD", "--list", "v*"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    listed = run_program("git", "tag", "--points-at", "HEAD", "--list", "v*", cwd=REPOSITORY)
     if listed.returncode != 0:
         pytest.skip(f"NOT A GIT CHECKOUT, so it has no tags: {listed.stderr.strip()}")
     for tag in listed.stdout.split():

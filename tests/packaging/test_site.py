@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.documents import REPOSITORY
+from support.processes import run_program
 
 pytestmark = [
     pytest.mark.nightly,
@@ -20,12 +20,17 @@ pytestmark = [
 
 
 def test_every_page_is_listed_and_every_link_leads_somewhere(tmp_path: Path) -> None:
-    done = subprocess.run(
-        # "dummy" resolves everything and writes nothing, in a third of the time.
-        [sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "-c", "docs/site", ".", tmp_path],
+    done = run_program(
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "dummy",
+        "-c",
+        "docs/site",
+        ".",
+        tmp_path,
         cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), "a new page is listed in docs/index.md"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support.documents import REPOSITORY
+from support.processes import run_program
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
@@ -34,11 +34,5 @@ def test_every_action_is_pinned_to_a_commit_and_says_its_version() -> None:
 @pytest.mark.parametrize("command", ["zizmor --offline --persona pedantic", "actionlint"])
 def test_the_workflows_pass(command: str) -> None:
     name, *options = command.split()
-    done = subprocess.run(
-        [program(name), *options, *map(str, WORKFLOWS)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(program(name), *options, *map(str, WORKFLOWS), cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ import pytest
 from support.processes import Terrine
 from support.wording import holds
 from terrine_server.planning.opening import Consensus, Votes, choose
-from terrine_server.planning.plan import compare, plan, plan_counts
+from terrine_server.planning.plan import compare, plan
 from terrine_server.privacy import Account, ParameterError, Rule, build_mechanism, cap_order
 
 VOTES = Votes.synthetic([Consensus(0.9, 1, 0.5)], teachers=100, classes=10)
@@ -31,10 +31,6 @@ def test_each_mechanism_takes_part_with_its_own_best_plan() -> None:
     assert [each.right for each in found] == sorted((e.right for e in found), reverse=True)
 
 
-def test_counts_are_planned_for_every_row() -> None:
-    assert plan_counts([VOTES], delta=1e-5, epsilon=2.0, rows=500).chosen.queries >= 500
-
-
 def test_a_mechanism_that_affords_nothing_is_left_out_and_none_is_an_error() -> None:
     few = Votes.synthetic([Consensus(0.9, 1, 0.5)], teachers=20, classes=10)
     afforded = compare([few], delta=1e-5, epsilon=1)
@@ -44,7 +40,6 @@ def test_a_mechanism_that_affords_nothing_is_left_out_and_none_is_an_error() -> 
 
 
 def test_one_price_for_both_outcomes_makes_more_queries_certain() -> None:
-    """And a project that is opened so is certain of as many."""
     given = {"threshold": [50.0], "sigma1": [20.0], "sigma2": [15.0]}
     flat_too = given | {"answer_share": [1.0]}
     divided = plan("confident_gnmax", [VOTES], epsilon=2.0, delta=1e-5, grid=lambda _: given)

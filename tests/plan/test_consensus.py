@@ -94,9 +94,7 @@ def test_small_votes_agree_with_exact_enumeration_ties_included(kind: str) -> No
 def at_every_vote(noise: NoiseModel) -> NoiseModel:
     """The same noise, integrated over every integer."""
     return replace(
-        noise,
-        nodes=np.arange(-noise.reach, noise.reach + 1),
-        node_weights=np.diff(noise.cdf[:-1]),
+        noise, nodes=np.arange(-noise.reach, noise.reach + 1), node_weights=np.diff(noise.cdf[:-1])
     )
 
 
@@ -127,18 +125,6 @@ def test_consensus_makes_votes_that_the_teachers_could_have_cast(
     assert counts[0] == max(counts)
     assert counts[1] == max(counts[1:])
     assert counts[0] >= agreement * teachers - 1e-6
-
-
-def test_two_classes_leave_all_dissent_to_the_other() -> None:
-    votes = Votes.synthetic([Consensus(0.8, runner_up=0.0)], teachers=10, classes=2)
-    assert votes.counts.tolist() == [[8, 2]]
-
-
-def test_levels_weigh_as_their_shares() -> None:
-    levels = [Consensus(0.9, 6), Consensus(0.5, 3), Consensus(0.4, 0)]
-    assert Votes.synthetic(levels, teachers=50, classes=3).weights == pytest.approx(
-        [2 / 3, 1 / 3, 0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,24 +161,6 @@ def test_votes_that_ten_teachers_did_not_cast_are_refused(
 ) -> None:
     with refuses(ParameterError, *message.split()):
         Votes.observed(np.array(counts), labels, teachers=10)
-
-
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(
-    "counts", [[[40] * 5], [[200, 0, 0, 0, 0]], [[0, 0, 0, 0, 200]]], ids=["tied", "first", "last"]
-)
-def test_tied_and_unanimous_votes_have_finite_forecasts(name: str, counts: list[list[int]]) -> None:
-    mechanism = build_mechanism(SPECS[name], teachers=TEACHERS, classes=CLASSES)
-    votes = Votes.observed(np.array(counts), teachers=TEACHERS).with_student(0.5)
-    found = expected_outcomes(mechanism, votes)
-    assert 0 <= found.answered <= 1 + 1e-12
-    assert 0 <= found.accuracy <= 1 + 1e-12
-
-
-def test_a_single_teacher_can_be_forecast() -> None:
-    mechanism = build_mechanism({"name": "gnmax", "sigma": 0.5}, teachers=1, classes=2)
-    votes = Votes.synthetic([Consensus(1.0)], teachers=1, classes=2)
-    assert 0.5 < expected_outcomes(mechanism, votes).accuracy < 1
 
 
 def test_an_interactive_mechanism_asks_for_its_student() -> None:

@@ -7,12 +7,7 @@ import math
 import pytest
 
 from support.wording import refuses
-from terrine_server.planning.first_project import (
-    Setting,
-    default_delta,
-    default_teachers,
-    max_guess_accuracy,
-)
+from terrine_server.planning.first_project import Setting, default_delta, default_teachers
 from terrine_server.privacy import Account, NoisyVotes, ParameterError, quote
 
 
@@ -95,13 +90,3 @@ def test_noise_is_too_much_where_few_teachers_have_little_to_spend() -> None:
     usual, *_, many = (adult.of_teachers(number) for number in adult.numbers_of_teachers)
     assert usual.too_noisy
     assert not many.too_noisy
-    with refuses(ParameterError, "rows"):
-        Setting.of(units=10**6, rows=40_000, classes=2, epsilon=0.1).of_teachers(8_000)
-
-
-def test_odds_are_those_that_committees_are_told() -> None:
-    assert [f"{max_guess_accuracy(epsilon, 1e-5):.1%}" for epsilon in (0.1, 1, 4)] == [
-        "52.5%",
-        "73.1%",
-        "98.2%",
-    ]

@@ -112,13 +112,7 @@ def test_any_expectation_leaves_a_third_of_the_queries_certain(
     ],
 )
 def test_what_a_lower_price_of_labels_buys(
-    teachers: int,
-    threshold: int,
-    sigma1: float,
-    sigma2: float,
-    rate: float,
-    before: int,
-    now: int,
+    teachers: int, threshold: int, sigma1: float, sigma2: float, rate: float, before: int, now: int
 ) -> None:
     """Answers for ε = 1, and how many it was at the price of all noisy counts near a tie.
 
@@ -159,15 +153,6 @@ def test_without_an_expectation_no_pass_rate_is_a_disaster(
 
     assert regret(steady) <= regret(guess) * 1.01
     assert regret(steady) < 6
-
-
-def test_a_low_threshold_gains_little_and_is_still_sound() -> None:
-    """At half of the votes a tie passes the test; the worst of both is the worst of each."""
-    low = confident(threshold=900, sigma1=50.0)
-    quoted = choose(low, 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
-    assert quoted.terms.choice is not None
-    answers = [each.answers for each in quoted.terms.choice.considered]
-    assert answers == sorted(answers, reverse=True)
 
 
 def test_stable_is_opened_where_its_bit_is_cheapest() -> None:
@@ -230,7 +215,6 @@ def test_paying_for_a_gaussian_answer_buys_a_third_more(
 
 
 def test_a_gaussian_answer_pays_for_all_counts_where_that_buys_more() -> None:
-    """Under a cap in Gaussian DP, and where few answers are bought: at the old price."""
     for sigma, epsilon, cap_rule in ((40.0, 1.0, GDP), (20.0, 0.3, CAP)):
         terms, before = (
             choose(gaussian(name, sigma), epsilon, DELTA, cap_rule=cap_rule).terms
@@ -273,7 +257,6 @@ def test_what_is_chosen_buys_the_most_of_what_was_considered(
 
 
 def test_expected_answers_are_what_students_get() -> None:
-    """Random outcomes at the planned rate, admitted by the real terms."""
     quoted = choose(confident(), 1.0, DELTA, cap_rule=CAP, pass_rate=0.7)
     terms, source = quoted.terms, np.random.default_rng(1)
     answers = []
@@ -300,10 +283,7 @@ def test_the_order_of_a_cap_suits_its_budget() -> None:
 @pytest.mark.parametrize("delta", [5e-324, 1e-310])
 @pytest.mark.parametrize("cap_rule", [GDP, Rule("rdp", 8.0)])
 def test_a_delta_that_is_too_small_to_share_out_is_refused(delta: float, cap_rule: Rule) -> None:
-    for spec in (
-        {"name": "gnmax", "sigma": 40.0},
-        {"name": "lnmax", "gamma": 1},
-    ):
+    for spec in ({"name": "gnmax", "sigma": 40.0}, {"name": "lnmax", "gamma": 1}):
         mechanism = build_mechanism(spec, teachers=250, classes=10)
         with pytest.raises(ParameterError):
             choose(mechanism, 1.0, delta, cap_rule=cap_rule)

@@ -123,10 +123,7 @@ def test_more_epsilon_buys_more_answers_and_more_consensus_more_accuracy() -> No
     assert more == sorted(set(more))
     right = [
         worst_case(
-            "gnmax",
-            [synthetic(400, Consensus(c))],
-            epsilon=1,
-            grid=lambda _: {"sigma": [60.0]},
+            "gnmax", [synthetic(400, Consensus(c))], epsilon=1, grid=lambda _: {"sigma": [60.0]}
         )
         for c in (0.3, 0.5, 0.7)
     ]
@@ -326,8 +323,3 @@ def test_what_cannot_be_planned_is_explained(arguments: dict[str, object], messa
     given = {"delta": DELTA} | arguments
     with refuses(ParameterError, *message.split()):
         plan("gnmax", [synthetic(100)], **given)  # type: ignore[arg-type]
-
-
-def test_an_unknown_mechanism_is_named() -> None:
-    with refuses(ParameterError, "'gmax'"):
-        plan("gmax", [synthetic(100)], delta=DELTA, epsilon=1.0)

@@ -13,13 +13,7 @@ from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging import admit
 from terrine_server.ledger.records import Proposal
 from terrine_server.planning.opening import REFUSED, choose, simulate
-from terrine_server.privacy import (
-    GDP,
-    Account,
-    InteractiveGNMax,
-    ParameterError,
-    build_mechanism,
-)
+from terrine_server.privacy import GDP, Account, InteractiveGNMax, ParameterError, build_mechanism
 
 TEACHERS, CLASSES, QUERIES = 250, 5, 400
 SPECS: list[Mapping[str, object]] = [

@@ -34,10 +34,8 @@ from terrine_server.privacy import (
     gdp_budget,
     gdp_squared,
     rdp,
-    rdp_budget,
 )
 from terrine_server.privacy.curves import gdp_log_delta, shift_mu
-from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.numbers import log_tails
 
 Golden = dict[str, Any]
@@ -99,37 +97,6 @@ class TestPublishedFigures:
             epsilon = epsilon_from_rdp(divergences, orders, case["delta"])
             assert epsilon == pytest.approx(case["own_eps_improved"], rel=3e-9)
             assert epsilon >= case["eps_dp_accounting"]
-
-    def test_budget_curve(self, golden: Golden) -> None:
-        for case in golden["own_budget_curve"]:
-            curve = rdp_budget(case["orders"], case["eps"], case["delta"])
-            assert curve == pytest.approx(case["B"], rel=1e-12)
-
-    def test_stability_test(self, golden: Golden) -> None:
-        for case in golden["own_stable_ptr"]:
-            n = sum(case["votes"])
-            spec = {"name": "stable", "sigma": case["sigma_d"], "delta_per_query": case["delta_q"]}
-            if math.ceil(case["w"]) + 1 > (n - 1) // 2:
-                continue
-            mechanism = build_mechanism(spec, teachers=n, classes=len(case["votes"]))
-            (event,) = set(mechanism.events().values())
-            assert isinstance(event, StabilityTest)
-            assert event.threshold - case["w"] == pytest.approx(0.5, abs=0.75)
-            price = float(rdp(event, case["order"]))
-            assert case["rdp_exact_bernoulli"] * 0.98 <= price <= case["rdp_data_independent"]
-            assert additive_delta(event) == case["delta_q"]
-
-    def test_difference_of_two_draws_has_the_published_tail(self, golden: Golden) -> None:
-        for case in golden["own_lattice_logtail"]:
-            tails = discrete_gaussian(case["sigma"]).tails()
-            upper = tails - np.append(tails[1:], 0.0)
-            mass = np.concatenate([upper[::-1], [1 - 2 * tails[0]], upper])
-            difference = np.convolve(mass, mass)  # symmetric, so Y1 + Y2 ~ Y1 − Y2
-            middle = len(difference) // 2
-            for gap, expected in zip(case["g"], case["ln_P_Y1_minus_Y2_ge_g"], strict=True):
-                if expected > -150:
-                    ours = math.log(difference[middle + gap :].sum())
-                    assert ours == pytest.approx(expected, rel=1e-9)
 
     def test_immutable_costs_more_than_claimed_and_less_than_charged(self, golden: Golden) -> None:
         for case in golden["immutable_laplace"]:
@@ -209,35 +176,6 @@ class TestGaussianDP:
         assert theirs <= ours * 1.02
         assert theirs >= ours * 0.8, "the price is not needlessly large"
 
-    @given(st.floats(1e-3, 99), st.floats(1.0001, 1.5), st.floats(-40, -1))
-    def test_budget_grows_with_epsilon_and_delta(
-        self, epsilon: float, factor: float, log_delta: float
-    ) -> None:
-        delta = math.exp(log_delta)
-        assert gdp_budget(epsilon, delta) < gdp_budget(min(100.0, epsilon * factor), delta) or (
-            epsilon * factor > 100
-        )
-        assert gdp_budget(epsilon, delta) < gdp_budget(epsilon, min(0.9, delta * factor)) or (
-            delta * factor > 0.9
-        )
-
-    @given(st.floats(1e-3, 100), st.floats(1e-18, 0.5))
-    def test_a_budget_spent_in_full_reads_as_its_epsilon(
-        self, epsilon: float, delta: float
-    ) -> None:
-        assert epsilon_from_gdp(gdp_budget(epsilon, delta), delta) == pytest.approx(
-            epsilon, rel=1e-6, abs=1e-9
-        )
-
-    @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
-    def test_a_delta_that_is_no_probability_is_refused(self, delta: float) -> None:
-        for convert in (gdp_budget, epsilon_from_gdp):
-            with refuses(ParameterError, "delta"):
-                convert(1.0, delta)
-
-    def test_nothing_spent_is_epsilon_zero(self) -> None:
-        assert epsilon_from_gdp(0.0, 1e-5) == 0.0
-
     @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 80.0])
     def test_pure_dp_lies_above_its_gaussian_curve_and_touches_it(self, epsilon: float) -> None:
         mu_squared = gdp_squared(LaplaceNoisyMax(epsilon / 2))
@@ -246,6 +184,13 @@ class TestGaussianDP:
             corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
             z = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * corner)
             assert abs(mu / (2 * z) - 1) < 1e-12
+
+    def test_nothing_spent_is_nothing_and_a_delta_that_is_no_probability_is_refused(self) -> None:
+        assert epsilon_from_gdp(0.0, 1e-5) == 0.0
+        for delta in (0.0, 1.0, -0.1, float("nan")):
+            for convert in (gdp_budget, epsilon_from_gdp):
+                with refuses(ParameterError, "delta"):
+                    convert(1.0, delta)
 
 
 class TestDiscreteGaussianShift:
@@ -259,13 +204,6 @@ class TestDiscreteGaussianShift:
             exact = 2 * mpmath.sqrt(2) * mpmath.erfinv(1 / weight)
             assert 0 <= shift_mu(sigma) / exact - 1 < 2e-14
 
-    @pytest.mark.parametrize(
-        ("sigma", "ratio"), [(1, 1.0458), (2, 1.0107), (5, 1.0017), (10, 1.00042), (40, 1.000026)]
-    )
-    def test_discreteness_costs_what_the_design_says(self, sigma: float, ratio: float) -> None:
-        assert shift_mu(sigma) * sigma == pytest.approx(ratio, abs=5e-5)
-        assert shift_mu(sigma) * sigma > 1
-
     @pytest.mark.slow
     @settings(max_examples=10)
     @given(st.floats(0.5, 60))
@@ -277,10 +215,6 @@ class TestDiscreteGaussianShift:
             z = [mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(float(t))) for t in tails]
             widest = max(b - a for a, b in zip([-z[0], *z], z, strict=False))
         assert widest <= mu * (1 + 1e-9)
-
-    @pytest.mark.parametrize("sigma", [1e3, 3e3, 1e4])
-    def test_the_largest_tables_pass_the_check_too(self, sigma: float) -> None:
-        assert 1 < shift_mu(sigma) * sigma < 1 + 1 / (20 * sigma**2) + 1e-12
 
 
 class TestRenyi:

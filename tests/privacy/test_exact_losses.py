@@ -56,7 +56,6 @@ SPECS: list[Spec] = [
     {"name": "immutable", "c": 0, "sigma": 2.5},
     {"name": "stable", "sigma": 0.8, "delta_per_query": 0.05},
     {"name": "noisy_votes", "sigma": 2.0},
-    {"name": "lnmax", "gamma": 0.7},
     {"name": "lnmax", "gamma": 0.1},
     {"name": "gnmax", "sigma": 0.8},
     {"name": "gnmax", "sigma": 3.0},

@@ -12,28 +12,10 @@ from support.laws import passing, release
 from terrine_server.privacy.joint import (
     costs_up_to,
     counts_excess,
-    label_excess,
     label_table,
     outcome_costs,
 )
 from terrine_server.privacy.numbers import bernoulli_rdp, complements, log_tails
-
-
-@pytest.mark.parametrize(
-    ("sigma", "order", "k", "tail_at_k", "lose", "gain"),
-    [
-        (3.0, 4.0, 6, 9.6907534730e-02, 3.9921496950e-01, 1.8228235765),
-        (10.0, 8.0, 20, 8.3924935177e-02, 1.1867128937e-01, 3.9940693411e-01),
-        (40.0, 16.0, 90, 5.6805152497e-02, 2.7794314793e-02, 5.6399438594e-02),
-        (40.0, 2.0, 150, 4.1106208515e-03, 4.4954930298e-05, 4.5995192605e-05),
-    ],
-)
-def test_label_tables_have_their_golden_values(
-    sigma: float, order: float, k: int, tail_at_k: float, lose: float, gain: float
-) -> None:
-    table = label_table(sigma, order)
-    found = (table.tail[k], table.lose[k], table.gain[k])
-    assert found == pytest.approx((tail_at_k, lose, gain), rel=2e-9)
 
 
 @pytest.mark.parametrize(
@@ -74,47 +56,6 @@ def test_prices_have_their_golden_values(
     charged = outcome_costs(event, order)
     assert charged is not None
     assert charged.flat <= one.flat
-
-
-@pytest.mark.parametrize(
-    ("threshold", "sigma1", "baseline", "flat"),
-    [
-        (1600, 400.0, 0, 4.4250696507e-05),
-        (1400, 400.0, 200, 4.4250696507e-05),
-        (1000, 400.0, 0, 1.4393938584e-04),
-        (1000, 400.0, 200, 1.0338694722e-04),
-        (600, 400.0, 0, 1.9442054741e-04),
-        (600, 200.0, 200, 2.7057226916e-04),
-    ],
-)
-def test_interactive_prices_have_their_golden_values(
-    threshold: int, sigma1: float, baseline: int, flat: float
-) -> None:
-    event = release(2000, 10, threshold, sigma1, 300.0, low=-2000, baseline=baseline)
-    costs = outcome_costs(event, 17.8)
-    (counts,) = costs_up_to(event, (1.0,), 17.8, counts_excess(300.0, 17.8))
-    assert costs is not None
-    assert counts is not None
-    assert counts.flat == pytest.approx(flat, rel=1e-9)
-    assert (costs.flat < counts.flat) == (2 * (threshold + baseline) <= 2000 + 2 * sigma1)
-
-
-@pytest.mark.parametrize(
-    ("sigma", "order", "excess"),
-    [
-        (3.0, 4.0, 1.4642654045),
-        (10.0, 8.0, 0.4416510187),
-        (20.0, 17.8, 0.6346760509),
-        (40.0, 14.0, 0.0758242125),
-        (40.0, 17.8, 0.1279426213),
-    ],
-)
-def test_what_a_label_tells_at_most_has_its_golden_values(
-    sigma: float, order: float, excess: float
-) -> None:
-    """Of another program, which looked at every pair of leads up to 8.5 sigma."""
-    assert excess <= label_excess(sigma, order) <= 1.006 * excess
-    assert label_excess(sigma, order) <= counts_excess(sigma, order)
 
 
 @pytest.mark.parametrize(("sigma", "order", "k"), [(10, 8, 20), (12, 40, 96), (12, 40, 150)])

@@ -153,20 +153,14 @@ def test_releasing_takes_as_many_steps_for_agreement_as_for_doubt(spec: Spec) ->
 
 
 @every_mechanism
-def test_an_empty_batch_gets_an_empty_release(spec: Spec) -> None:
+def test_every_query_has_an_answer_and_votes_are_not_modified(spec: Spec) -> None:
     mechanism = build(spec)
-    student = np.zeros((0, 3)) if mechanism.needs_probabilities else None
-    released = mechanism.release(np.zeros((0, 3), dtype=np.int64), student)
-    assert released.labels.shape == released.outcomes.shape == (0,)
-
-
-@every_mechanism
-def test_the_votes_are_not_modified(spec: Spec) -> None:
-    counts = np.array(VOTES)
-    before = counts.copy()
-    mechanism = build(spec)
-    mechanism.release(counts, np.tile(STUDENT, (4, 1)) if mechanism.needs_probabilities else None)
-    assert (counts == before).all()
+    for votes in (VOTES, []):
+        counts = np.array(votes, dtype=np.int64).reshape(-1, 3)
+        before, student = counts.copy(), np.tile(STUDENT, (len(votes), 1))
+        released = mechanism.release(counts, student if mechanism.needs_probabilities else None)
+        assert (counts == before).all()
+        assert released.labels.shape == released.outcomes.shape == (len(votes),)
 
 
 @every_mechanism
@@ -225,10 +219,6 @@ class TestAlgorithms:
         assert law(spec, (5, 4, 1))["answered", 0] > 1 - 1e-9
         assert set(release(build(spec), [(5, 4, 1)] * 2000)) == {("answered", 0)}
 
-    def test_immutable_without_extra_votes_is_the_plain_noisy_maximum(self) -> None:
-        plain, boosted = SPECS[1], {"name": "immutable", "c": 0, "sigma": 3.0}
-        assert law(plain, (5, 4, 1)) == law(boosted, (5, 4, 1))
-
     def test_stable_answers_the_exact_winner_or_nothing(self) -> None:
         outcomes = set(release(build(SPECS[6]), [(2, 7, 1)] * 5000))
         assert outcomes == {("answered", 1), ("abstained", -1)}
@@ -262,44 +252,8 @@ def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> No
 
 
 @pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        ({}, "None"),
-        ({"name": "noisy"}, "'noisy' lnmax gnmax"),
-        ({"name": "gnmax"}, "parameters gnmax"),
-        ({"name": "gnmax", "sigma": 2.0, "seed": 1}, "parameters gnmax"),
-        ({"name": "gnmax", "sigma": 0.0}, "sigma 0.0 positive"),
-        ({"name": "gnmax", "sigma": -2.0}, "sigma -2.0 positive"),
-        ({"name": "gnmax", "sigma": float("nan")}, "finite"),
-        ({"name": "gnmax", "sigma": float("inf")}, "finite"),
-        ({"name": "gnmax", "sigma": "2"}, "number"),
-        ({"name": "gnmax", "sigma": True}, "number"),
-        ({"name": "gnmax", "sigma": 0.3}, "sigma 0.5 10000"),
-        ({"name": "gnmax", "sigma": 1e5}, "sigma 0.5 10000"),
-        ({"name": "lnmax", "gamma": 0.0}, "gamma 0.0 positive"),
-        ({"name": "lnmax", "gamma": 1e-5}, "gamma 0.001 50"),
-        ({"name": "lnmax", "gamma": float("inf")}, "finite"),
-        (SPECS[2] | {"threshold": 11}, "10 teachers votes"),
-        (SPECS[2] | {"threshold": -1}, "threshold -1 0 10"),
-        (SPECS[2] | {"threshold": 5.5}, "threshold whole"),
-        (SPECS[2] | {"sigma1": 0.1}, "sigma1"),
-        (SPECS[3] | {"sigma2": 0.1}, "sigma2"),
-        (SPECS[3] | {"confidence": 1.5}, "confidence"),
-        ({"name": "immutable", "c": 1}, "one gamma sigma"),
-        ({"name": "immutable", "c": 1, "gamma": 1.0, "sigma": 1.0}, "one gamma sigma"),
-        ({"name": "immutable", "c": -1, "gamma": 1.0}, "c -1"),
-        ({"name": "immutable", "c": 1.5, "gamma": 1.0}, "c whole"),
-        ({"name": "stable", "sigma": 1.0, "delta_per_query": 0.0}, "delta_per_query"),
-        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1.0}, "delta_per_query"),
-        ({"name": "stable", "sigma": 1.0, "delta_per_query": 1e-9}, "query answered"),
-    ],
+    "spec", [*SPECS, {"name": "neighbours", "sigma": 40.0, "queries": 100, "norm": 1}], ids=str
 )
-def test_parameters_that_cannot_be_used_are_refused_with_a_reason(spec: Spec, text: str) -> None:
-    with refuses(ParameterError, *text.split()):
-        build(spec)
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_every_specification_on_the_wire_builds_the_mechanism_it_names(spec: Spec) -> None:
     parsed = TypeAdapter[Any](MechanismSpec).validate_python(dict(spec))
     mechanism = build(parsed.model_dump())

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from scipy.special import ndtri
 from scipy.stats import chi2
 
 from support.laws import allowed_by_gdp, gaussian_pmf
 from support.wording import refuses
-from terrine_protocol import MechanismSpec, NoisyVotesSpec
 from terrine_server.privacy import (
     GDP,
-    Account,
     BoundRelease,
     GaussianNoisyCounts,
     GaussianNoisyMax,
@@ -70,9 +67,6 @@ def fits(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
     return bool(chi2.sf(statistic, len(cells)) > CHI_SQUARE / 3)  # of three in a test
 
 
-# --------------------------------------------------------------------------------- what it releases
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
 @pytest.mark.parametrize("votes", [[5, 4, 1], [0, 0, 10]], ids=str)
@@ -111,21 +105,6 @@ def test_the_label_is_the_first_class_with_the_largest_count() -> None:
     assert (result.counts > 10).any(), "counts are not cut off where votes end"
 
 
-def test_the_label_and_the_counts_come_from_the_same_noise() -> None:
-    """One draw for each class: a second one for the label would be a second release."""
-    drawn: list[int] = []
-
-    def counting(count: int) -> bytes:
-        drawn.append(count)
-        return os.urandom(count)
-
-    votes = np.array([[5, 4, 1]] * 7)
-    noisy_votes(2.0).release(votes, None, counting)
-    gnmax = build_mechanism({"name": "gnmax", "sigma": 2.0}, teachers=10, classes=3)
-    gnmax.release(votes, None, counting)
-    assert drawn == [7 * 3 * BYTES] * 2
-
-
 def test_labels_follow_the_law_of_the_noisy_maximum() -> None:
     """The same bits give the same label as gnmax."""
     votes = np.array([[5, 4, 1], [3, 3, 4]] * 500)
@@ -135,9 +114,6 @@ def test_labels_follow_the_law_of_the_noisy_maximum() -> None:
     theirs = gnmax.release(votes, None, lambda count: bits[:count])
     assert ours.labels.tolist() == theirs.labels.tolist()
     assert theirs.counts is None
-
-
-# ------------------------------------------------------------------------------------ what it costs
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -150,14 +126,6 @@ def test_the_price_is_that_of_the_noisy_maximum_to_the_last_unit(sigma: float) -
             assert ours == price(GaussianNoisyMax(sigma), rule, cap_rule)
             assert ours.cost > 0
     assert additive_delta(event) == 0
-
-
-@pytest.mark.parametrize("sigma", [2.0, 40.0])
-def test_the_terms_are_those_of_the_noisy_maximum(sigma: float) -> None:
-    gnmax = build_mechanism({"name": "gnmax", "sigma": sigma}, teachers=250, classes=10)
-    terms = quote(noisy_votes(sigma, 250, 10), 8.0, 1e-5)
-    assert terms == quote(gnmax, 8.0, 1e-5)
-    assert terms.affordable(Account()) > 0
 
 
 def moved(sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -200,35 +168,6 @@ def test_the_divergence_of_all_counts_is_the_renyi_price(sigma: float) -> None:
             assert exact == pytest.approx(bound, rel=1e-3)
 
 
-# ------------------------------------------------------------------------------ what it is good for
-
-
-@pytest.mark.parametrize("rows", [200, 1800])
-def test_the_error_of_fitted_shares_is_the_budgets_whatever_the_queries(rows: int) -> None:
-    """Least squares on d features, with all of a budget: a variance of 2d/(n²μ²) per share."""
-    teachers, features, classes, mu_squared = 100_000, 6, 4, 0.2
-    choice = np.random.default_rng(rows)
-    known = np.column_stack([np.ones(rows), choice.random((rows, features - 1))])
-    slopes = choice.random((features, classes - 1)) / (2 * classes * features)
-    shares = known @ slopes
-    votes = np.column_stack([np.rint(shares * teachers), np.zeros(rows)]).astype(np.int64)
-    votes[:, -1] = teachers - votes.sum(axis=1)
-
-    sigma = math.sqrt(2 * rows / mu_squared)
-    mechanism = noisy_votes(sigma, teachers, classes)
-    price = gdp_squared(GaussianNoisyCounts(sigma))
-    assert rows * price == pytest.approx(mu_squared, rel=1e-4), "all of the budget is spent"
-    expected = 2 * features / (teachers**2 * mu_squared)
-    errors = []
-    for _ in range(60):
-        counts = mechanism.release(votes, None, choice.bytes).counts
-        assert counts is not None
-        fitted = known @ np.linalg.lstsq(known, counts[:, :-1] / teachers)[0]
-        errors.append(((fitted - shares) ** 2).mean())
-    # A mean of 60 · 3 · 6 squares of normal numbers, beside the rounding of votes to whole ones.
-    assert np.mean(errors) == pytest.approx(expected, rel=6 * math.sqrt(2 / (60 * 3 * features)))
-
-
 # ----------------------------------------------------------------------- what does not hold for it
 
 
@@ -265,27 +204,3 @@ def test_its_event_is_not_the_noisy_maximums() -> None:
 
 
 # -------------------------------------------------------------------------------- its specification
-
-
-def test_the_specification_on_the_wire_builds_it() -> None:
-    spec = TypeAdapter[Any](MechanismSpec).validate_python({"name": "noisy_votes", "sigma": 3.0})
-    assert spec == NoisyVotesSpec(name="noisy_votes", sigma=3.0)
-    assert noisy_votes(3.0) == build_mechanism(spec.model_dump(), teachers=10, classes=3)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "classes", "text"),
-    [
-        ({}, 3, "parameters noisy_votes"),
-        ({"sigma": 2.0, "gamma": 1.0}, 3, "parameters noisy_votes"),
-        ({"sigma": 0.0}, 3, "sigma 0.0 positive"),
-        ({"sigma": 0.3}, 3, "sigma 0.5 10000"),
-        ({"sigma": math.nan}, 3, "sigma finite"),
-        ({"sigma": 2.0}, 1001, "classes 1001 2 1000 gnmax"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(
-    parameters: dict[str, Any], classes: int, text: str
-) -> None:
-    with refuses(ParameterError, *text.split()):
-        build_mechanism({"name": "noisy_votes"} | parameters, teachers=10, classes=classes)

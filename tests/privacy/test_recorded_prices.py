@@ -155,7 +155,6 @@ def spends(mechanism: Mapping[str, Any]) -> list[float]:
 
 SPECS: tuple[Mapping[str, Any], ...] = (
     {"name": "lnmax", "gamma": 0.3},
-    {"name": "lnmax", "gamma": 0.3},
     {"name": "gnmax", "sigma": 6.0},
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0},
     {"name": "confident_gnmax", "threshold": 30, "sigma1": 10.0, "sigma2": 6.0, "answer_share": 1},

@@ -1,17 +1,13 @@
-"""No mechanism's output law diverges from a neighbour's by more than its cost.
-
-Laws are enumerated exactly, with the discrete noise that is drawn, independently of the product.
-"""
+"""No mechanism's output law diverges from a neighbour's by more than its cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
 from reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
 from support.laws import (
@@ -21,29 +17,22 @@ from support.laws import (
     laplace_pmf,
     law,
     neighbours,
-    noisy_max_law,
     renyi,
     tail,
 )
 from terrine_server.privacy import (
-    Composition,
-    CostEvent,
-    GaussianNoisyMax,
     GaussianThreshold,
-    LaplaceNoisyMax,
     StabilityTest,
     VoteOutcome,
     build_mechanism,
     rdp,
 )
-from terrine_server.privacy.published import gnmax_rdp, laplace_log_tails
+from terrine_server.privacy.published import laplace_log_tails
 
 ORDERS = np.array([1.5, 2.0, 4.0, 10.0, 25.0])
 SPECS: list[dict[str, Any]] = [
     *({"name": "gnmax", "sigma": s} for s in (1.0, 1.6, 3.0)),
     *({"name": "lnmax", "gamma": g} for g in (0.3, 1.0, 2.0)),
-    *({"name": "lnmax", "gamma": g} for g in (0.3, 1.0, 2.0)),
-    *({"name": "gnmax", "sigma": s} for s in (1.0, 1.6, 3.0)),
 ]
 
 
@@ -154,51 +143,3 @@ def test_confident_and_interactive_queries_as_a_whole(
     for other in neighbours(votes):
         leak = divergence(here, law(spec, other, probabilities))
         assert np.all(leak <= cost * (1 + 1e-9) + 1e-13)
-
-
-def continuous_law(votes: Sequence[int], sigma: float) -> Law:
-    """Law of argmax(votes + N(0, σ²)) by the trapezoid rule, exact to rounding."""
-    x = np.linspace(min(votes) - 13 * sigma, max(votes) + 13 * sigma, 40_001)
-    density = np.exp(-((x[:, None] - votes) ** 2) / (2 * sigma**2)) / math.sqrt(2 * math.pi)
-    below = ndtr((x[:, None] - votes) / sigma)
-    step = (x[1] - x[0]) / sigma
-    return {
-        ("answered", j): float(
-            np.sum(density[:, j] * np.prod(np.delete(below, j, axis=1), axis=1)) * step
-        )
-        for j in range(len(votes))
-    }
-
-
-@pytest.mark.parametrize("votes", [(240, 5, 3, 2), (200, 30, 10, 10), (150, 100, 0, 0), (230, 20)])
-def test_gnmax_at_the_size_of_the_paper(votes: tuple[int, ...]) -> None:
-    """Continuous noise against the paper's q, discrete noise against ours; σ = 40, n = 250."""
-    orders = np.array([2.0, 8.0, 14.0, 30.0])
-    pmf = gaussian_pmf(40.0)
-
-    def discrete_law(row: Sequence[int]) -> Law:
-        return {("answered", j): p for j, p in enumerate(noisy_max_law(row, pmf))}
-
-    continuous = gnmax_rdp(gnmax_log_q(np.array([votes]), 40.0, lattice=0), 40.0, orders)[0]
-    discrete = data_dependent_rdp(GaussianNoisyMax(40.0), np.array([votes]), orders)[0]
-    assert np.all(continuous <= discrete)
-    for other in neighbours(votes):
-        smooth = continuous_law(votes, 40.0), continuous_law(other, 40.0)
-        integer = discrete_law(votes), discrete_law(other)
-        for i, order in enumerate(orders):
-            assert renyi(smooth[0], smooth[1], float(order)) <= continuous[i] * (1 + 1e-9)
-            assert renyi(integer[0], integer[1], float(order)) <= discrete[i] * (1 + 1e-9)
-
-
-def test_a_composition_costs_the_sum_of_its_parts() -> None:
-    """Compositions add up; an event without an analysis costs its worst case."""
-    votes = np.array([[10, 2, 0], [5, 4, 3]])
-    test = GaussianThreshold(4.0, 6, low=0, high=12)
-    answer = GaussianNoisyMax(1.5)
-    whole = data_dependent_rdp(Composition((test, answer)), votes, ORDERS)
-    parts = [data_dependent_rdp(event, votes, ORDERS) for event in (test, answer)]
-    np.testing.assert_allclose(whole, parts[0] + parts[1], rtol=1e-12)
-    boosted: tuple[CostEvent, ...] = (GaussianNoisyMax(20.0, shift=6), LaplaceNoisyMax(0.1, 6))
-    for event in boosted:
-        cost = data_dependent_rdp(event, votes, ORDERS)
-        np.testing.assert_array_equal(cost, np.tile(rdp(event, ORDERS), (2, 1)))

@@ -1,20 +1,28 @@
-"""Costs agree with the published reference code and with high precision, to nine digits."""
+"""Costs and sensitivities agree with the published reference code and with high precision."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from reference.costs import gnmax_log_q, lnmax_log_q
+from reference.local_sensitivity import NoisyMaxSensitivity, gaussian_curve
+from reference.sensitivity import smooth_sensitivity
+from support.laws import full_walk
 from terrine_server.privacy.numbers import MARGIN, bit_rdp
 from terrine_server.privacy.published import (
+    BoundRelease,
     gnmax_rdp,
+    gnss_rdp,
     laplace_log_tails,
     lnmax_rdp,
     noisy_max_order,
@@ -95,17 +103,6 @@ def test_the_discrete_laplace_tail_is_heavier_than_lemma_4() -> None:
     assert lnmax_log_q(votes, 0.3)[0] > lemma4_log_q(votes[0], 0.3)
 
 
-def test_a_few_values_without_the_shared_data() -> None:
-    votes = np.array([[240, 5, 3, 2, 0, 0, 0, 0, 0, 0]])
-    log_q = gnmax_log_q(votes, 40, lattice=0)
-    assert log_q[0] == pytest.approx(-9.119733711451717, rel=RTOL)
-    assert gnmax_rdp(log_q, 40, 14)[0, 0] == pytest.approx(6.97678497620115e-05, rel=RTOL)
-    strong = gnmax_log_q(np.array([[5000, 0, 0, 0]]), 100, lattice=0)
-    assert gnmax_rdp(strong, 100, 14)[0, 0] == pytest.approx(6.563042691641064e-272, rel=RTOL)
-    assert gnmax_rdp(log_q, 40, 1.5)[0, 0] < 1.5 / 40**2
-    assert noisy_max_order(40.0) == pytest.approx(40.25489654080689, rel=RTOL)
-
-
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 40.0, 1000.0])
 @pytest.mark.parametrize("order", [1.05, 2.0, 14.0, 200.0])
 def test_gnmax_costs_are_rounded_up_but_hardly(sigma: float, order: float) -> None:
@@ -143,3 +140,43 @@ def test_bit_costs_are_rounded_up_but_hardly(sigma: float, order: float) -> None
                 terms += (1 - p[here]) ** order * (1 - p[there]) ** (1 - order)
                 exact = mpmath.log(terms) / (mpmath.mpf(order) - 1)
                 assert exact <= cost[here] <= exact * (1 + 1e-8) + 2e-300
+
+
+# ------------------------------------------------------------------- sensitivities
+
+
+def continuous(sigma: float, classes: int, order: float) -> NoisyMaxSensitivity:
+    """The paper's GNMax, with continuous noise."""
+
+    def log_tails(largest: int) -> NDArray[np.float64]:
+        return np.asarray(log_ndtr(-np.arange(largest + 1) / (math.sqrt(2) * sigma)))
+
+    return NoisyMaxSensitivity(replace(gaussian_curve(sigma, classes, order), log_tails=log_tails))
+
+
+def test_gnmax_sensitivities_of_the_reference_code(golden: dict[str, Any]) -> None:
+    usable = [case for case in golden["smooth_sensitivity_gnmax"] if case["usable_as_golden"]]
+    assert len(usable) >= 11
+    for case in usable:
+        votes = np.array([case["votes"]])
+        sensitivity = continuous(case["sigma"], votes.shape[1], case["order"])
+        assert sensitivity.l0 == pytest.approx(-case["logq0"], rel=1e-9)
+        assert sensitivity.l1 == pytest.approx(-case["logq1"], rel=1e-9)
+        bounds = full_walk(sensitivity.walk(votes), case["n"])[0]
+        expected = case["ls"]
+        if isinstance(expected, dict):
+            assert bounds[-1] == pytest.approx(expected["last"], rel=1e-7)
+            expected = expected["first_60"]
+        np.testing.assert_allclose(bounds[: len(expected)], expected, rtol=1e-7, atol=1e-18)
+        for beta, value in case["smooth_sensitivity"].items():
+            smooth = smooth_sensitivity(sensitivity.walk(votes), sensitivity.ceiling, float(beta))
+            assert smooth[0] == pytest.approx(value, rel=1e-7)
+
+
+def test_prices_of_publications(golden: dict[str, Any]) -> None:
+    for case in golden["gnss"]:
+        price = gnss_rdp(case["order"], case["beta"], case["sigma_ss"])
+        assert price == pytest.approx(case["own_rdp_corrected"], rel=1e-9)
+    for case in golden["own_gnss_ucb"]:
+        publication = BoundRelease(case["order"], case["beta"], case["sigma_ss"], case["z"])
+        assert publication.cost == pytest.approx(case["rdp"], rel=1e-9)

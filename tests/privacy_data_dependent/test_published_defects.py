@@ -1,8 +1,4 @@
-"""Where the published analysis of PATE or its reference code fails and ours does not.
-
-Each test states the published rule in a few lines, shows a counterexample, and shows that the
-product's result covers it.
-"""
+"""Where the published analysis of PATE or its reference code fails and ours does not."""
 
 from __future__ import annotations
 

@@ -103,8 +103,7 @@ def forgets_accounts(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [answered_before_it_is_durable, deaf_to_a_pause, forgetful, confused, forgets_accounts],
+    "fault", [answered_before_it_is_durable, deaf_to_a_pause, forgetful, confused, forgets_accounts]
 )
 def test_a_planted_fault_is_noticed(tmp_path: Path, fault: object) -> None:
     """Many short worlds: the books are looked at when each ends."""

@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from support.data import known_digits
 from terrine_client.distill import make_answers
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, estimate_metrics
@@ -32,8 +32,7 @@ TABLE = InputSpec(shape=(4,), dtype="float32", low=0, high=1)
 @pytest.mark.parametrize("rows", [1, 2, 3, 25])
 @pytest.mark.parametrize("method", ["auto", "kernel"])
 def test_fewer_inputs_than_a_method_is_made_for_are_enough(method: str, rows: int) -> None:
-    bundle = load_digits()
-    x, truth = bundle.images.astype(np.uint8), bundle.target.astype(np.int64)[:rows]
+    x, truth = known_digits().inputs, known_digits().labels[:rows]
     counts = np.eye(10, dtype=np.int64)[truth] * 100
     one_label = np.where(np.arange(rows) == 0, truth, -1)
     for labels, noisy in ((truth, None), (one_label, None), (truth, counts)):
@@ -172,7 +171,6 @@ def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
 
 @pytest.mark.parametrize("rarer", [0, 1])
 def test_the_rarer_class_is_said_only_where_something_is_known_of_it(rarer: int) -> None:
-    """One row in ten is likely of it; of all others, nothing tells which are."""
     source = np.random.default_rng(8)
     clear = source.random(20_000) < 0.1
     rare = np.where(clear, 0.7, 0.2)

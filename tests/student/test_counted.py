@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
+from support.data import digit_images
 from support.servers import RunningServer
 from support.wording import holds
 from terrine_client import Client
@@ -49,8 +49,7 @@ def votes(labels: NDArray[np.int64], sigma: float, seed: int = 0) -> NDArray[np.
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    bundle = load_digits()
-    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+    return digit_images()
 
 
 @pytest.mark.parametrize("method", ["auto", "ridge"])
@@ -101,22 +100,6 @@ def test_the_regression_is_the_student_where_it_is_asked_for(
     )
 
 
-def test_on_a_table_the_regression_is_the_student() -> None:
-    source = np.random.default_rng(2)
-    x = source.normal(size=(1500, 6)).astype(np.float32)
-    truth = (x @ source.normal(size=6) > 0).astype(np.int64)
-    counts = np.stack([TEACHERS * (1 - truth), TEACHERS * truth], axis=1)
-    counts = counts + np.rint(source.normal(scale=800, size=counts.shape)).astype(np.int64)
-    spec = InputSpec(shape=(6,), dtype="float32", low=-10, high=10)
-    answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=800.0)
-    made = choose(Task(x, spec, ("no", "yes")), answers)
-    assert made.choice.chosen == "ridge"
-    assert (made.student.predict(x) == truth).mean() > 0.9
-    probabilities = made.student.probabilities(x)
-    assert probabilities.min() >= 0
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
-
-
 def unlike_classes(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """A table whose second class is one row in five, far from all in its third column."""
     source = np.random.default_rng(seed)
@@ -154,15 +137,6 @@ def test_a_class_that_nobody_votes_for_is_not_predicted() -> None:
     made = choose(Task(x, TABLE, ("no", "yes")), answers)
     assert (made.student.predict(x) == 0).all()
     assert made.choice.threshold is None
-
-
-def test_constant_columns_and_a_few_rows_still_make_a_student() -> None:
-    for rows in (2, 5, 60):
-        x = np.full((rows, 4), 0.5, np.float32)
-        counts = np.tile([100, 300], (rows, 1)).astype(np.int64)
-        answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=50.0)
-        made = choose(Task(x, TABLE, ("no", "yes")), answers)
-        assert (made.student.predict(x) == 1).all()
 
 
 def test_a_student_on_bins_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
@@ -203,13 +177,7 @@ def test_a_project_of_noisy_votes_is_asked_once_for_everything(
     pool, lines = server.ensemble.public, list[str]()
     own = (server.ensemble.unseen, server.ensemble.unseen_labels)
     with Client(server.url, server.token()) as client:
-        made = distill(
-            client,
-            pool,
-            tmp_path / "s",
-            held_out=own,
-            tell=lines.append,
-        )
+        made = distill(client, pool, tmp_path / "s", held_out=own, tell=lines.append)
     assert len(made.report.rounds) == 1
     assert made.report.charges == len(pool)
     assert made.report.choice.why

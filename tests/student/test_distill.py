@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestCentroid
 
@@ -20,22 +17,16 @@ from support.clients import AMPLE, CONFIDENT, INTERACTIVE, QUICK, study
 from support.data import PRIVATE
 from support.processes import Terrine
 from support.servers import RunningServer
-from support.wording import holds, refuses, says
+from support.wording import holds, refuses
 from terrine_client import NO_COUNT, Client
-from terrine_client._report import Report, Round, draw
 from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.students.answers import Estimate, EstimatedMetrics
 from terrine_models.students.models import Student, Training
-from terrine_models.students.selection import Choice, JudgedMethod
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus
-from terrine_server.cli.distilling import summarize
 from terrine_server.owner.operations import open_project, register_ensemble
-
-LITTLE = Training()
 
 
 @pytest.mark.slow
@@ -46,7 +37,7 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     server.open_project(mechanism=CONFIDENT, epsilon=8.0)
     lines: list[str] = []
     with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", LITTLE, tell=lines.append)
+        made = study(server, client, tmp_path / "s", Training(), tell=lines.append)
         with pytest.raises(BudgetExhausted):
             client.label(server.ensemble.public[made.outcomes == ""][:1])
     report, bought, digits = made.report, made.labels >= 0, server.ensemble
@@ -105,7 +96,6 @@ def test_an_interrupted_study_continues_and_pays_nothing_twice(
 def test_noisy_counts_are_kept_with_the_answers_they_came_with(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """Also by a study that continues, and by the command that only asks."""
     server.open_project(mechanism={"name": "noisy_votes", "sigma": 4.0}, epsilon=8.0)
     with Client(server.url, server.token()) as client:
         first = study(server, client, tmp_path / "s", queries=6)
@@ -126,48 +116,14 @@ def test_noisy_counts_are_kept_with_the_answers_they_came_with(
         assert float(kept["noise_sigma"]) == 4.0
 
 
-def test_answers_of_other_mechanisms_are_kept_as_they_were(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    with Client(server.url, server.token()) as client:
-        made = study(server, client, tmp_path / "s", queries=6)
-    assert made.answers.noise == 0
-    with np.load(tmp_path / "s" / "answers.npz", allow_pickle=False) as kept:
-        names = set(kept.files)
-    assert names == {
-        "about",
-        "outcomes",
-        "labels",
-        "planned",
-        "beliefs",
-        "spending",
-        "rounds",
-    }
-
-
-def test_lost_answers_are_repeated_for_free(server: RunningServer, tmp_path: Path) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    with Client(server.url, server.token()) as client:
-        first = study(server, client, tmp_path / "a", queries=10)
-        again = study(server, client, tmp_path / "b", queries=10)
-    assert (first.labels == again.labels).all()
-    assert again.report.charges == first.report.charges == 10
-    assert not again.report.refused
-
-
 @pytest.mark.parametrize(
     "mechanism",
-    [
-        pytest.param(CONFIDENT, marks=pytest.mark.nightly),
-        {"name": "noisy_votes", "sigma": 4.0},
-    ],
+    [pytest.param(CONFIDENT, marks=pytest.mark.nightly), {"name": "noisy_votes", "sigma": 4.0}],
     ids=["labels", "counts"],
 )
 def test_another_student_of_a_spent_budget_has_all_that_was_bought(
     server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
 ) -> None:
-    """Even after the first chunk, and in another order than it was asked in."""
     server.open_project(mechanism=mechanism, epsilon=8.0)
     lines = list[str]()
     with Client(server.url, server.token()) as client:
@@ -199,7 +155,6 @@ def test_an_interactive_study_begins_uniform_and_then_sends_its_predictions(
 def test_an_interactive_query_sent_again_is_the_same_query(
     server: RunningServer, tmp_path: Path, lost: bool
 ) -> None:
-    """Even when the reply was lost: the query was saved before it was sent."""
     server.open_project(mechanism=INTERACTIVE, epsilon=10.0)
 
     class Forgetful(Client):
@@ -306,7 +261,6 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
 def test_the_command_ends_on_images_of_ordinary_size(
     terrine: Terrine, server: RunningServer, tmp_path: Path, mechanism: dict[str, Any]
 ) -> None:
-    """28 pixels a side, of which a kernel learns."""
     digits = server.ensemble
 
     def enlarged(images: np.ndarray) -> np.ndarray:
@@ -336,60 +290,6 @@ def test_the_command_ends_on_images_of_ordinary_size(
     student = Student.load(tmp_path / "student")
     assert student.accuracy(enlarged(digits.unseen), digits.unseen_labels) == report["accuracy"]
     assert (tmp_path / "student" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
-    found = EstimatedMetrics(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
-    for chosen, expected in {"ridge": found, "kernel": None}.items():
-        judged = (JudgedMethod("ridge", found),)
-        choice = replace(REPORT.choice, chosen=chosen, judged=judged)
-        assert choice.figures == expected
-        draw(replace(REPORT, choice=choice), tmp_path / f"{chosen}.png")
-        assert (tmp_path / f"{chosen}.png").stat().st_size > 10_000
-
-
-REPORT = Report(
-    project="large",
-    mechanism={"name": "gnmax", "sigma": 4.0},
-    protects="one record, 300 of them",
-    epsilon=2.0,
-    delta=1e-5,
-    epsilon_spent=1.9,
-    charges=200,
-    classes=["a", "b"],
-    public_inputs=400,
-    outcomes={"answered": 200},
-    reinforced=None,
-    asking="representative",
-    refused=True,
-    ended="the budget was spent",
-    queries_left=0,
-    rounds=[Round(200, {"answered": 200}, 200, 1.9, 0.93)],
-    held_out=100,
-    accuracy=0.93,
-    plain=0.9,
-    majority=0.12,
-    by_class=[],
-    notes=[],
-    training={},
-    choice=Choice("auto", "ridge", "why", (), 200, 5, noisy=False, threshold=None),
-    spending=[(128, 1.3), (200, 1.9)],
-)
-
-
-def test_the_report_says_what_its_figures_are(tmp_path: Path) -> None:
-    def shown(**changed: Any) -> str:
-        console = Console(width=400, record=True, file=io.StringIO())
-        console.print(summarize(replace(REPORT, **changed), tmp_path))
-        return console.export_text()
-
-    holds(shown().splitlines()[0], "accuracy", "93.00%", "86.3%", "96.6%")
-    holds(shown(accuracy=None).splitlines()[0], "accuracy", "not", "known", "--held-out")
-    left = {"queries_left": 43, "refused": False}
-    assert not says(shown(**left), 43, "other", "inputs")
-    holds(shown(**left, outcomes={"answered": 400}), 43, "other", "inputs")
-    assert not says(shown(), "person")
-    holds(shown(mechanism={"name": "neighbours"}), 1.9, "person", "every", "query")
 
 
 def test_the_command_saves_noisy_counts(
@@ -433,7 +333,6 @@ def test_a_wrong_command_says_what_is_wrong(
 def test_the_choice_uses_bought_labels_and_public_inputs_only(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """Other held-out data change the accuracy that is reported, and nothing about the student."""
     server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
     digits = server.ensemble
     wrong = (digits.unseen, (digits.unseen_labels + 1) % 10)
@@ -441,34 +340,12 @@ def test_the_choice_uses_bought_labels_and_public_inputs_only(
     with Client(server.url, server.token()) as client:
         for name, held_out in (("a", (digits.unseen, digits.unseen_labels)), ("b", wrong)):
             options: dict[str, Any] = {"held_out": held_out, "rounds": 1, "queries": 40}
-            out, training = tmp_path / name, LITTLE
-            made.append(distill(client, digits.public, out, training=training, **options))
+            made.append(distill(client, digits.public, tmp_path / name, **options))
     first, second = made
     assert first.report.choice == second.report.choice
     assert first.report.choice.folds > 1
     assert (first.student.predict(digits.unseen) == second.student.predict(digits.unseen)).all()
     assert first.report.accuracy != second.report.accuracy
-
-
-def test_a_study_that_is_interrupted_while_methods_are_compared_continues(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
-    training = LITTLE
-
-    def interrupt(line: str) -> None:
-        if line.startswith("Judging"):
-            raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"rounds": 1, "queries": 40}
-    with Client(server.url, server.token()) as client:
-        with pytest.raises(KeyboardInterrupt):
-            study(server, client, tmp_path / "s", training, tell=interrupt, **options)
-        bought = client.budget().charges
-        made = study(server, client, tmp_path / "s", training, **options)
-    assert made.report.charges == bought == 40
-    assert made.report.choice.judged
-    assert [entry.asked for entry in made.report.rounds] == [40]
 
 
 def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
@@ -478,8 +355,5 @@ def test_inputs_on_which_no_teacher_agrees_teach_nothing_and_say_so(
     digits = server.ensemble
     votes = Ensemble.load(digits.directory).votes(digits.unseen).max(1)
     disputed = digits.unseen[votes.argsort()[:3]]
-    with (
-        Client(server.url, server.token()) as client,
-        refuses(DistillError, "labelled"),
-    ):
+    with Client(server.url, server.token()) as client, refuses(DistillError, "labelled"):
         distill(client, disputed, tmp_path / "s", training=QUICK, rounds=1)

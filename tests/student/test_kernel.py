@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
-from support.data import chosen
+from support.data import digit_images
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.linear import choose_landmarks, nystrom
 from terrine_models.features.maps import DRAWS, distort, oriented_gradients, prepare
@@ -27,14 +26,12 @@ from terrine_models.students.models import (
 )
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
-TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)
 POOL = 600
 
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    bundle = load_digits()
-    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+    return digit_images()
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +82,6 @@ def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     np.testing.assert_allclose(found, fitted, atol=2e-3)
 
 
-def test_it_can_be_asked_for_and_is_judged_like_the_others(
-    digits: tuple[NDArray[np.uint8], NDArray[np.int64]],
-) -> None:
-    x, truth = digits[0][:300], digits[1][:300]
-    labels = np.where(np.arange(300) < 200, truth, -1)
-    made = chosen("kernel", x, labels, SPEC, DIGITS)
-    assert made.choice.chosen == "kernel"
-    judged = {each.method: each.figures.accuracy.value for each in made.choice.judged}
-    assert judged["kernel"] > 0.8
-    assert made.student.accuracy(x[200:], truth[200:]) > 0.85
-
-
 def test_its_scores_are_those_of_the_plain_student_and_of_a_kernel(
     task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]]
 ) -> None:
@@ -118,7 +103,6 @@ def test_its_scores_are_those_of_the_plain_student_and_of_a_kernel(
 def test_it_is_judged_by_answers_that_had_no_part_in_it(
     task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], noise: float
 ) -> None:
-    """Other answers to a fold's inputs change nothing of what is said of these."""
     random, folds = np.random.default_rng(0), np.arange(POOL) % 5
     shares = np.eye(10)[digits[1][:POOL]] + noise * random.normal(size=(POOL, 10))
     answers = Answers(shares, np.arange(POOL) % 3 != 0, noise)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from sklearn.datasets import load_digits, make_moons
+from sklearn.datasets import make_moons
 
-from support.data import taught
+from support.data import digit_images, taught
 from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
@@ -36,13 +36,8 @@ def moons() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     return x.astype(np.float32), labels, truth
 
 
-def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    bundle = load_digits()
-    return bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
-
-
 def test_representative_inputs_come_first_and_none_is_left_out() -> None:
-    images, truth = digits()
+    images, truth = digit_images()
     order = asking_order(images, SMALL, seed=1)
     assert sorted(order) == list(range(len(images)))
     assert len(set(truth[order[:40]])) == 10
@@ -80,12 +75,6 @@ def test_an_altered_or_missing_student_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{}")
     with refuses(StoreError, "malformed"):
         Student.load(tmp_path)
-
-
-def test_without_a_label_there_is_nothing_to_learn() -> None:
-    x, labels, _ = moons()
-    with refuses(ValueError, "label"):
-        taught("ridge", x, np.full_like(labels, -1), PLANE, MOONS)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,24 @@
-"""A student's picture shows what it is to be compared with, and no curve on another's scale."""
+"""A student's report says what its figures are; its picture, what they are to be compared with."""
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from support.wording import holds, says
 from terrine_client._report import Report, Round, draw, draw_figure
-from terrine_models.students.selection import Choice
+from terrine_models.students.answers import Estimate, EstimatedMetrics
+from terrine_models.students.selection import Choice, JudgedMethod
+from terrine_server.cli.distilling import summarize
 
 
-def example(accuracies: list[float | None]) -> Report:
+def example(accuracies: list[float | None], **changed: Any) -> Report:
     rounds = [
         Round(
             asked=100,
@@ -22,7 +29,7 @@ def example(accuracies: list[float | None]) -> Report:
         )
         for number, accuracy in enumerate(accuracies, 1)
     ]
-    return Report(
+    made = Report(
         project="study",
         mechanism={"name": "confident_gnmax"},
         protects="one record, 90 of them",
@@ -49,6 +56,7 @@ def example(accuracies: list[float | None]) -> Report:
         choice=Choice("auto", "kernel", "why", (), 200, 5, False, None),
         spending=[(100, 0.2), (200, 0.4)],
     )
+    return replace(made, **changed)
 
 
 def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(
@@ -59,9 +67,7 @@ def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(
-    tmp_path: Path,
-) -> None:
+def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(tmp_path: Path) -> None:
     report = example([0.97, 0.98])
     figure = draw_figure(report, true_labels=0.99)
     upper, lower = figure.axes  # one scale for each panel: a second would be a third axes
@@ -91,3 +97,31 @@ def test_without_held_out_inputs_there_is_only_what_was_spent() -> None:
 def test_a_perfect_student_is_drawn_too() -> None:
     upper = draw_figure(example([0.5, 1.0]), true_labels=1.0).axes[0]
     assert upper.get_ylim()[1] >= 99.9
+
+
+def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
+    found = EstimatedMetrics(Estimate(0.9, 0.01), Estimate(0.8, 0.02), None)
+    for chosen, expected in {"ridge": found, "kernel": None}.items():
+        judged = (JudgedMethod("ridge", found),)
+        choice = Choice("auto", chosen, "why", judged, 200, 5, noisy=False, threshold=None)
+        assert choice.figures == expected
+        draw(example([0.93], choice=choice), tmp_path / f"{chosen}.png")
+        assert (tmp_path / f"{chosen}.png").stat().st_size > 10_000
+
+
+def test_the_report_says_what_its_figures_are(tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"held_out": 100, "plain": 0.9, "majority": 0.12}
+    usual |= {"public_inputs": 400, "refused": True, "queries_left": 0}
+
+    def shown(**changed: Any) -> str:
+        console = Console(width=400, record=True, file=io.StringIO())
+        console.print(summarize(example([0.93], **usual | changed), tmp_path))
+        return console.export_text()
+
+    holds(shown().splitlines()[0], "accuracy", "93.00%", "86.3%", "96.6%")
+    holds(shown(accuracy=None).splitlines()[0], "accuracy", "not", "known", "--held-out")
+    left = {"queries_left": 43, "refused": False}
+    assert not says(shown(**left), 43, "other", "inputs")
+    holds(shown(**left, outcomes={"answered": 400}), 43, "other", "inputs")
+    assert not says(shown(), "person")
+    holds(shown(mechanism={"name": "neighbours"}), 0.4, "person", "every", "query")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,41 +50,6 @@ def student(tmp_path: Path) -> Student:
     made = choose(task, Answers.of_labels(truth, 2), Training(threshold=0.3))
     made.student.save(tmp_path / "student")
     return made.student
-
-
-def _folder(frame: pd.DataFrame, path: Path) -> None:
-    path.mkdir()
-    for part in range(3):
-        frame[part * 100 : part * 100 + 100].to_parquet(path / f"{part}.parquet")
-
-
-WRITTEN: dict[str, Callable[[pd.DataFrame, Path], object]] = {
-    "folder": _folder,
-    "utf-16.txt": lambda frame, path: frame.to_csv(path, index=False, sep="\t", encoding="utf-16"),
-    "lists.parquet": lambda frame, path: frame.assign(scan=[[1]] * len(frame)).to_parquet(path),
-    "nameless.csv": lambda frame, path: path.write_text(
-        "".join(f"{line},,\n" for line in frame.to_csv(index=False).splitlines())
-    ),
-    "bytes.csv": lambda frame, path: path.write_bytes(
-        frame.assign(who="?").to_csv(index=False).encode().replace(b"?", b"\x81")
-    ),
-    "joined.csv": lambda frame, path: path.write_text(
-        "".join(frame[at : at + 100].to_csv(index=False) for at in (0, 100, 200))
-    ),
-}
-"""Ways in which a student may hold a table."""
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_students_table_is_read_however_it_is_kept(
-    terrine: Terrine, student: Student, tmp_path: Path, name: str
-) -> None:
-    frame, _ = people(300, 1)
-    WRITTEN[name](frame, tmp_path / name)
-    options = ("--student", tmp_path / "student", "--out", tmp_path / "labels.csv")
-    terrine("student", "predict", tmp_path / name, *options)
-    names = [row["label"].lstrip("'") for row in rows_of(tmp_path / "labels.csv")]
-    assert names == student.predict_frame(frame).names.tolist()
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -65,6 +65,12 @@ def known_digits(rows: slice = slice(None)) -> Dataset:
     )
 
 
+def digit_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All images of digits, and what they show."""
+    known = known_digits()
+    return np.asarray(known.inputs, np.uint8), known.labels
+
+
 def build_people(directory: Path, digits: DigitsEnsemble) -> DigitsEnsemble:
     """Let each of the 1,200 private digits vote near it; `directory` must not exist."""
     from terrine_models.teachers.neighbours import NeighbourSettings, build

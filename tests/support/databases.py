@@ -50,19 +50,16 @@ class Postgres:
     """A PostgreSQL server, reached through a Unix socket, so that no port can clash.
 
     Its postmaster is a child of this process: a SIGKILL is noticed at once, nothing restarts it.
-    Settings are the defaults, including `fsync=on`. Its write-ahead log goes to `log_disk`, if
-    given.
+    Settings are the defaults, including `fsync=on`.
     """
 
-    def __init__(self, directory: Path, log_disk: Path | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         data = directory / "data"
         data.mkdir()
         # The package makes the files usable if PostgreSQL has to run as another user.
         self._setup = PostgresServer(data, cleanup_mode=None, postgres_version=POSTGRES_VERSION)
         self._setup.ensure_pgdata_inited()
-        if log_disk is not None:
-            self._keep_log_on(log_disk)
         # In a separate directory, because a socket's path must be short.
         self._sockets = Path(tempfile.mkdtemp(prefix="terrine-pg-sockets-"))
         self._sockets.chmod(0o777)
@@ -110,10 +107,6 @@ class Postgres:
                 connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
                 connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
             self._empty.append(name)
-
-    def alter(self, database: str, how: LiteralString) -> None:
-        """Change a database's settings for future sessions."""
-        self._run("ALTER DATABASE {} " + how, database)
 
     def end_sessions(self, database: str) -> None:
         """Close every connection to a database, and wait until they are closed."""
@@ -192,12 +185,6 @@ class Postgres:
             check=False,
         )
 
-    def wait_for_end(self) -> str:
-        """Wait until the postmaster exits by itself; return its whole log."""
-        assert self._postmaster is not None
-        self._postmaster.wait(PATIENCE_SECONDS)
-        return (self._directory / "log").read_text()
-
     def kill_backend(self, rng: random.Random, database: str) -> None:
         """SIGKILL one backend of a database; the postmaster then ends all of them and recovers."""
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -221,18 +208,6 @@ class Postgres:
     def _run(self, statement: LiteralString, database: str) -> None:
         with self.connect() as connection:
             connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
-
-    def _keep_log_on(self, disk: Path) -> None:
-        """As `initdb --waldir --wal-segsize=1` would: allocate one megabyte at a time."""
-        data = self._setup.pgdata
-        subprocess.run(
-            [self._setup.bin_path / "pg_resetwal", "--wal-segsize=1", data],
-            user=self._setup.system_user,
-            capture_output=True,
-            check=True,
-        )
-        subprocess.run(["mv", data / "pg_wal", disk], check=True)  # unlike Python's, keeps owners
-        (data / "pg_wal").symlink_to(disk / "pg_wal")
 
     def _launch(self, *more: str) -> subprocess.Popen[bytes]:
         with (self._directory / "log").open("ab") as log:
@@ -266,9 +241,7 @@ class Database:
 
 
 @contextmanager
-def running_postgres(
-    within: Path | None = None, log_disk: Path | None = None
-) -> Iterator[Postgres]:
+def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
     """Run a server with its files in a temporary directory, inside `within` if given.
 
     Not in pytest's directory, whose parent is closed to other users: as root, the tests run
@@ -276,7 +249,7 @@ def running_postgres(
     """
     directory = Path(tempfile.mkdtemp(prefix="terrine-pg-", dir=within))
     directory.chmod(0o755)
-    server = Postgres(directory, log_disk)
+    server = Postgres(directory)
     try:
         server.start()
         server._run("CREATE ROLE {} LOGIN", SERVICE)
@@ -399,11 +372,7 @@ class Copies:
         self._made += 1
         if self._url.get_backend_name() == "sqlite":
             copy = self._directory / f"copy-{self._made}.sqlite"
-            with (
-                closing(sqlite3.connect(self._file)) as source,
-                closing(sqlite3.connect(copy)) as target,
-            ):
-                source.backup(target)
+            sqlite_backup(str(self._url), copy)
             return str(copy)
         copy_name = f"{self._url.database}_{self._made}"
         self._create(copy_name, str(self._url.database))
@@ -412,9 +381,7 @@ class Copies:
     def restore(self, copy: str) -> None:
         """Restore the database to the state of the copy."""
         if self._url.get_backend_name() == "sqlite":
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self._file}{suffix}").unlink(missing_ok=True)
-            self._file.write_bytes(Path(copy).read_bytes())
+            sqlite_restore(str(self._url), Path(copy))
         else:
             self._create(str(self._url.database), copy)
 
@@ -424,10 +391,6 @@ class Copies:
             Path(copy).unlink()
         else:
             self._run(f"DROP DATABASE {copy} WITH (FORCE)")
-
-    @property
-    def _file(self) -> Path:
-        return Path(self._url.database or "")
 
     def _create(self, name: str, template: str) -> None:
         assert re.fullmatch(r"\w+", name + template)

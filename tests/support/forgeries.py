@@ -22,13 +22,9 @@ from support.databases import SECRET_KEY, migrated
 from support.ledgers import (
     CONFIDENT,
     COUNTED,
-    FACTS,
     GNMAX,
     LNMAX,
     PEOPLE,
-    PUBLISHING_CAP,
-    PUBLISHING_TEACHERS,
-    RECORDS,
     People,
     TheirVoters,
     abstained,
@@ -42,6 +38,7 @@ from support.ledgers import (
     published_terms,
     register,
     register_people,
+    register_thousand,
     reseal,
     terms,
     unguarded,
@@ -322,17 +319,7 @@ class World:
         self.url = url
         ledger = self.prepared()
         register(ledger, "mnist", population="digits")
-        thousand = FACTS.model_copy(update={"teachers": PUBLISHING_TEACHERS})
-        ledger.register_ensemble(
-            "thousand",
-            "ensembles/thousand",
-            digest("thousand").hex(),
-            thousand,
-            RECORDS,
-            PUBLISHING_CAP,
-            population="thousand",
-            disjoint=True,
-        )
+        register_thousand(ledger)
         register(ledger, "spare", population="digits")
         study = self.open_study()
         self.prices = {str(outcome): p.cost for outcome, p in study.terms.prices.items()}

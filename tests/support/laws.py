@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations, pairwise, permutations, product
@@ -94,14 +94,14 @@ def _answers(probabilities: Sequence[float]) -> Law:
     return {("answered", j): p for j, p in enumerate(probabilities)}
 
 
-def without_one(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def without_one(counts: Votes) -> Iterator[Votes]:
     """Every histogram in which one vote is missing."""
     for j, count in enumerate(counts):
         if count:
             yield (*counts[:j], count - 1, *counts[j + 1 :])
 
 
-def neighbours(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def neighbours(counts: Sequence[int]) -> Iterator[Votes]:
     """Every vote vector that one changed vote can lead to."""
     for loser, winner in permutations(range(len(counts)), 2):
         if counts[loser] > 0:
@@ -144,6 +144,7 @@ def renyi(p: Law, q: Law, order: float) -> float:
 
 
 Votes = tuple[int, ...]
+Floats = NDArray[np.float64]
 ROUNDING = 1e-9
 """Relative error of the exact laws, which are sums in double precision."""
 
@@ -163,25 +164,6 @@ def release(
     return ConfidentMax(
         teachers, classes, threshold, sigma1, sigma2, least, baseline, share, answered=True
     )
-
-
-def histograms_in_order(teachers: int, classes: int) -> Iterator[Votes]:
-    if classes == 1:
-        yield (teachers,)
-        return
-    for first in range(teachers + 1):
-        for rest in histograms_in_order(teachers - first, classes - 1):
-            yield (first, *rest)
-
-
-def moved(votes: Votes) -> Iterator[Votes]:
-    """Every histogram after one vote changes its class."""
-    for loses, gains in permutations(range(len(votes)), 2):
-        if votes[loses]:
-            after = list(votes)
-            after[loses] -= 1
-            after[gains] += 1
-            yield tuple(after)
 
 
 @cache
@@ -208,19 +190,30 @@ def moments(
     return f**order * f2 ** (1 - order), p**order * p2 ** (1 - order) * labels
 
 
-Histogram = tuple[int, ...]
-Floats = NDArray[np.float64]
+def divergences(p: Floats, q: Floats, alpha: Floats) -> Floats:
+    """D_α(p‖q) of laws in the last axis, float[…, A]; what underflows is left out."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_p, log_q = np.log(p)[..., None, :], np.log(q)[..., None, :]
+        terms = alpha[:, None] * log_p + (1 - alpha[:, None]) * log_q
+    terms[np.isnan(terms) | (terms == np.inf)] = -np.inf
+    return np.asarray(np.logaddexp.reduce(terms, axis=-1) / (alpha - 1))
 
 
-def ranked_histograms(teachers: int, classes: int, largest: int | None = None) -> list[Histogram]:
-    """Every way in which the teachers can vote, up to the order of the classes."""
-    if classes == 1:
-        return [(teachers,)] if largest is None or teachers <= largest else []
-    return [
-        (first, *rest)
-        for first in range(min(teachers, teachers if largest is None else largest), -1, -1)
-        for rest in ranked_histograms(teachers - first, classes - 1, first)
-    ]
+def largest_divergences(pmf: Pmf, classes: int, teachers: Iterable[int], alpha: Floats) -> Floats:
+    """Of the noisy maximum, over all votes, and votes that moved or are missing: float[A]."""
+    votes = [each for number in teachers for each in histograms(number, classes)]
+    laws = {each: noisy_max_law(each, pmf) for each in votes}
+    pairs = [(laws[each], laws[other]) for each in laws for other in neighbours(each)]
+    for each in laws:
+        for other in without_one(each):
+            if other in laws:
+                pairs += [(laws[each], laws[other]), (laws[other], laws[each])]
+    p, q = (np.array(side) for side in zip(*pairs, strict=True))
+    return np.asarray(divergences(p, q, alpha).max(axis=0))
+
+
+def ranked(votes: Votes) -> Votes:
+    return tuple(sorted(votes, reverse=True))
 
 
 class VoteGraph:
@@ -228,13 +221,13 @@ class VoteGraph:
 
     def __init__(self, teachers: int, classes: int) -> None:
         self.teachers = teachers
-        self.votes = np.array(ranked_histograms(teachers, classes))
+        self.votes = np.array(sorted({ranked(each) for each in histograms(teachers, classes)}))
         index = {tuple(row): i for i, row in enumerate(self.votes.tolist())}
         size = len(self.votes)
         self.adjacent = np.eye(size, dtype=bool)
         for i, row in enumerate(self.votes.tolist()):
             for other in neighbours(row):
-                self.adjacent[i, index[tuple(sorted(other, reverse=True))]] = True
+                self.adjacent[i, index[ranked(other)]] = True
 
     def largest_change(self, value: Floats) -> Floats:
         """max |value(D) − value(D′)| over neighbours D′ of each D."""
@@ -263,7 +256,6 @@ QUERIES, CLASSES, SIGMA, NORM, ORDER = 3, 2, 2.0, 2, 2
 Record = tuple[int, tuple[int, ...]]
 """A record's class, and its weight for each query."""
 Person = tuple[Record, ...]
-SOMEBODY = 0
 OTHERS: tuple[tuple[Person, Person], ...] = (
     (((0, (1, 1, 1)),), ((1, (1, 0, 1)),)),
     (((0, (2, 1, 0)), (1, (0, 0, 1))), ((1, (1, 2, 1)),)),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, delete, insert, inspect, select, update
+from sqlalchemy import Connection, Select, Table, delete, insert, inspect, select, update
 from sqlalchemy.exc import StatementError
 
 from support.databases import SECRET_KEY, as_owner, migrated
@@ -52,6 +52,7 @@ from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import (
     GDP,
     Account,
+    Cap,
     Neighbours,
     Rule,
     Terms,
@@ -117,19 +118,20 @@ def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Led
 def register(
     ledger: Ledger,
     name: str,
-    epsilon: float | None = 20.0,
+    limit: float | Cap | None = 20.0,
     facts: EnsembleFacts = FACTS,
     population: str | None = None,
+    units: int = RECORDS,
 ) -> EnsembleRecord:
-    """Register an ensemble, in a population of its own unless one is named."""
+    """Register an ensemble, in a population of its own unless one is named; `limit` may be ε."""
     known = {each.name for each in ledger.populations()}
     return ledger.register_ensemble(
         name,
         f"ensembles/{name}",
         digest(name).hex(),
         facts,
-        RECORDS,
-        None if epsilon is None else cap(epsilon, 1e-5),
+        units,
+        limit if isinstance(limit, Cap | None) else cap(limit, 1e-5),
         population=population or name,
         disjoint=(population or name) not in known,
     )
@@ -263,18 +265,13 @@ def published_terms(epsilon: float = EPSILON) -> Terms:
 def publishing_ledger(url: str) -> Ledger:
     """A migrated database with one ensemble, `thousand`, whose cap has a Rényi order."""
     ledger = Ledger(migrated(url), SECRET_KEY)
-    info = FACTS.model_copy(update={"teachers": PUBLISHING_TEACHERS})
-    ledger.register_ensemble(
-        "thousand",
-        "ensembles/thousand",
-        digest("thousand").hex(),
-        info,
-        RECORDS,
-        PUBLISHING_CAP,
-        population="thousand",
-        disjoint=True,
-    )
+    register_thousand(ledger)
     return ledger
+
+
+def register_thousand(ledger: Ledger) -> None:
+    facts = FACTS.model_copy(update={"teachers": PUBLISHING_TEACHERS})
+    register(ledger, "thousand", PUBLISHING_CAP, facts)
 
 
 def open_published(ledger: Ledger, name: str = "study") -> ProjectRecord:
@@ -385,12 +382,13 @@ class Opened:
 
     def stored(self) -> NDArray[np.uint32]:
         """The accounts, as they are in the database."""
-        return np.frombuffer(self.row().accounts, dtype="<u4")
+        return stored(self.url, self.project)
 
-    def row(self) -> Any:
+    def row(self, table: Table) -> Any:
+        """Of `unit_accounts` or `shadow_accounts`."""
         with connect(self.url).connect() as connection:
             return connection.execute(
-                select(unit_accounts).where(unit_accounts.c.project_id == self.project.id)
+                select(table).where(table.c.project_id == self.project.id)
             ).one()
 
     @property
@@ -423,16 +421,7 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
             "input": InputSpec(shape=(shape,), dtype="uint8", low=0, high=255),
         }
     )
-    ledger.register_ensemble(
-        "people",
-        "ensembles/people",
-        digest("people").hex(),
-        facts,
-        RECORDS,
-        NEIGHBOUR_CAP,
-        population="patients",
-        disjoint=True,
-    )
+    register(ledger, "people", NEIGHBOUR_CAP, facts, "patients")
 
 
 def open_study(

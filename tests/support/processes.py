@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -64,6 +65,14 @@ def seed_noise(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
         return release(self, spend, worst, random.bytes)
 
     patch.setattr(BoundRelease, "release", released)
+
+
+def run_program(
+    *command: object, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run another program to its end; what it says is text."""
+    words = [*map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, check=check, **options)
 
 
 _processes = multiprocessing.get_context("forkserver")

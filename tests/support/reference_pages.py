@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from terrine_addons.federation.settings import SmallServer, TeacherServer
 from terrine_protocol import PROBLEMS
 from terrine_server.cli import command_line
-from terrine_server.settings import Settings, SmallServer, TeacherServer
+from terrine_server.settings import Settings
 
 COMMANDS = """# Commands
 
@@ -31,7 +32,7 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 SMALL = """
 ## The server of an owner, and of an aggregator
 
-`terrine teacher serve` takes all of these, with port 8100, and `terrine aggregator serve` four.
+`terrine federation serve-teacher` takes all of these, with port 8100, and `serve-aggregator` four.
 
 | variable | default | meaning |
 |---|---|---|

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,6 @@ from ipaddress import ip_address
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from time import sleep
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx
@@ -43,7 +42,7 @@ from support import processes
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, SERVICE, as_owner, migrated
 from support.ledgers import terms
-from support.processes import PATIENCE_SECONDS, Done, Terrine, until
+from support.processes import PATIENCE_SECONDS, Done, Terrine, run_program, until
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate, transparency
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.app import serving
@@ -113,6 +112,12 @@ class RunningServer(Owner):
     settings: Settings
     ledger: Ledger
     ensemble: DigitsEnsemble
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its owner's commands."""
+        home, database = str(self.settings.data_dir), self.settings.database
+        return {"TERRINE_DATA_DIR": home, "TERRINE_DATABASE_URL": database}
 
 
 def installed(
@@ -258,10 +263,7 @@ class Serving:
 
 @contextmanager
 def serving_process(
-    machine: Machine,
-    *options: str,
-    descriptors: tuple[int, int] | None = None,
-    **settings: object,
+    machine: Machine, *options: str, descriptors: tuple[int, int] | None = None, **settings: object
 ) -> Iterator[Serving]:
     """Serve; `settings` override the defaults. `descriptors`: see `processes.command`."""
     variables = {
@@ -470,20 +472,18 @@ def small_server(certificate: Path, *arguments: object, **variables: object) -> 
     server = processes.start(processes.command, command, os.environ | settings, str(log))
     try:
         trusted = ssl.create_default_context(cafile=certificate)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (found := re.search(r"on (https://127\.0\.0\.1:\d+)\.", log.read_text())) is None:
-            assert time.monotonic() < deadline
+
+        def address() -> str | None:
             assert server.is_alive(), log.read_text()
-            time.sleep(0.1)
-        url = found[1]
-        while True:
-            try:
-                httpx.get(f"{url}/", verify=trusted)
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
-                assert server.is_alive(), log.read_text()
-                time.sleep(0.1)
+            found = re.search(r"on (https://127\.0\.0\.1:\d+)\.", log.read_text())
+            if found is not None:
+                with suppress(httpx.TransportError):
+                    httpx.get(f"{found[1]}/", verify=trusted)
+                    return found[1]
+            return None
+
+        url = until(address)
+        assert url is not None
         yield url
     finally:
         server.kill()
@@ -620,14 +620,14 @@ class Composition:
         self, *arguments: str | Path, stdin: IO[bytes] | None = None
     ) -> subprocess.CompletedProcess[str]:
         files = [part for file in self.files for part in ("--file", str(file))]
-        return subprocess.run(
-            ["docker", "compose", *files, *map(str, arguments)],
+        return run_program(
+            "docker",
+            "compose",
+            *files,
+            *map(str, arguments),
             cwd=REPOSITORY,
             env=self.environment,
             stdin=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     def succeed(self, *arguments: str | Path, stdin: IO[bytes] | None = None) -> str:
@@ -638,7 +638,7 @@ class Composition:
     def start_again(self) -> None:
         """Start what is not running, and wait until the proxy, which is, has found it."""
         self.succeed("up", "--detach", "--wait")
-        wait_until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
+        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200)
 
     def terrine(self, *arguments: str) -> str:
         """Run `terrine` in a separate container, next to the server's."""
@@ -686,16 +686,8 @@ class Composition:
         return httpx.Client(base_url=self.url, headers=headers, timeout=90)
 
 
-def wait_until(met: Callable[[], bool]) -> None:
-    for _ in range(60):
-        if met():
-            return
-        sleep(0.5)
-    raise AssertionError("not within half a minute")
-
-
 def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    done = run_program("docker", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

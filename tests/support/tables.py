@@ -220,6 +220,11 @@ def flights(count: int, seed: int) -> pd.DataFrame:
     )
 
 
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def parquet(frame: pd.DataFrame | pa.Table, group: int = 1000) -> bytes:
     file = io.BytesIO()
     table = frame if isinstance(frame, pa.Table) else pa.Table.from_pandas(frame)

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,15 +60,6 @@ def replica(ledger: Ledger) -> Labeling:
     """Whose queries are never exhausted, however many they are."""
     voters = TheirVoters(People(spare=True))
     return Labeling(ledger, voters, Metrics(), max_batch=1000)
-
-
-def ask_but_die(url: str, first: int, last: int, step: int) -> None:
-    """Ask some inputs in one request, and be killed just before a statement or a COMMIT."""
-    engine = connect(url)
-    labeling = replica(Ledger(engine, SECRET_KEY))
-    ask = labeling.check("study", np.stack(many(People(), last)[first:]))
-    killed_before(engine, step)
-    labeling.answer("study", [ask])
 
 
 def ask_and_tell(url: str, inputs: int, seed: int, log: str) -> None:
@@ -182,16 +172,6 @@ def take_turn(url: str, project_id: int, taken: str) -> None:
         time.sleep(600)
 
 
-def open_projects(url: str, names: list[str], terms: Any, mechanism: dict[str, Any]) -> None:
-    """Open projects until the ensemble's cap is reached."""
-    ledger = Ledger(connect(url), SECRET_KEY)
-    for name in names:
-        try:
-            ledger.open_project(NewProject(name, "mnist", mechanism, terms))
-        except CapExceeded:
-            return
-
-
 def die_before(url: str, project_id: int, batch: list[Proposal], step: int, between: bool) -> None:
     """Pay for a batch, but be killed just before the given step: a statement or a COMMIT.
 
@@ -203,15 +183,6 @@ def die_before(url: str, project_id: int, batch: list[Proposal], step: int, betw
         come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
     killed_before(engine, step)
     Ledger(engine, SECRET_KEY).charge(project_id, batch)
-
-
-def die_after_commit(url: str, project_id: int, queries: int) -> None:
-    """Pay for a batch, and be killed before the answers are sent."""
-    receipt: ChargedBatch = Ledger(connect(url), SECRET_KEY).charge(
-        project_id, [answered(i) for i in range(queries)]
-    )
-    assert receipt
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_approving(url: str, request: str, before: str) -> None:
@@ -272,7 +243,9 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
         except ServiceError as error:
             connection.send(error.problem)
         else:
-            connection.send(_results(receipt))
+            connection.send(
+                [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
+            )
 
 
 FLAWS = ("loses commits", "forgets what was paid")
@@ -284,34 +257,6 @@ def lose(connection: Connection) -> None:
     if randbelow(5) == 0:
         connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN")
-
-
-def race(url: str, project_id: int, name: str, clients: int, connection: PipeConnection) -> None:
-    """Let `clients` threads pay for new queries, one to three at a time, until refused.
-
-    Sends all results through the pipe, as pairs of queries and results.
-    """
-    ledger = Ledger(connect(url), SECRET_KEY)
-    start = threading.Barrier(clients)
-
-    def ask(client: int) -> list[Any]:
-        rng = random.Random(f"{name} {client}")
-        results: list[Any] = []
-        start.wait()
-        while True:
-            queries = [rng.getrandbits(48) for _ in range(rng.randint(1, 3))]
-            try:
-                receipt = ledger.charge(project_id, [answered(query) for query in queries])
-            except BudgetExhausted:
-                return results
-            results.append((tuple(queries), _results(receipt)))
-
-    with ThreadPoolExecutor(clients) as pool:
-        connection.send([pair for client in pool.map(ask, range(clients)) for pair in client])
-
-
-def _results(receipt: ChargedBatch) -> list[tuple[Any, ...]]:
-    return [(str(r.outcome), r.label, r.seq, r.replayed, r.counts) for r in receipt.results]
 
 
 def open_projects_on(url: str, names: list[str], terms: Any, ensemble: str) -> None:

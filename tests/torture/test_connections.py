@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import text
 
 from support.clients import Exchange, discrepancies, label_body, read
 from support.databases import SECRET_KEY, Database, Postgres
-from support.ledgers import answered, digest, open_ledger, open_project
+from support.ledgers import answered, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS
 from support.workers import come_between
 from terrine_server.errors import DatabaseUnavailable
@@ -86,63 +84,6 @@ def cable(server: Postgres) -> Iterator[tuple[Cable, Path]]:
             yield made, Path(directory)
         finally:
             made.close()
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        pytest.param(False, id="alone", marks=pytest.mark.nightly),
-        pytest.param(True, id="another came between"),
-    ],
-)
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_connection_cut_at_any_step_leaves_nothing_half_written(
-    between: bool, database: Database
-) -> None:
-    """Cut before each statement and each COMMIT. The same ledger then recovers by itself."""
-    ledger = open_ledger(database.url, epsilon=80)
-    batch = [answered(i) for i in range(5)]
-    lost = 0
-    for last in count():
-        project = open_project(ledger, queries=6, name=f"study{last}")
-        engine = connect(database.url)
-        if between:
-            come_between(engine, partial(ledger.charge, project.id, [answered("between")]))
-        remote, receipt = Ledger(engine, SECRET_KEY), None
-        with cut_before(engine, database, step=last) as cuts, suppress(DatabaseUnavailable):
-            receipt = remote.charge(project.id, batch)
-        lost += receipt is None
-        charged = {entry.query_digest for entry in ledger.charges(project.name)}
-        ours = len(charged - {digest("between").hex()})
-        assert ours == (5 if receipt else 0)
-        results = remote.charge(project.id, batch).results
-        first = results[0].seq
-        assert first is not None
-        assert [result.seq for result in results] == [*range(first, first + 5)]
-        assert ledger.project(project.name).charges == 5 + between
-        assert ledger.verify(project.name).ok
-        engine.dispose()
-        if not cuts:
-            break
-    assert lost >= (5 if between else 3), "it took fewer steps than the test reckons with"
-
-
-@contextmanager
-def cut_before(engine: Engine, database: Database, step: int) -> Iterator[list[int]]:
-    """Cut all connections before this step of the engine; yield the cuts so far."""
-    steps, cuts = count(), list[int]()
-
-    def cut(*_: object) -> None:
-        if next(steps) == step:
-            assert database.server
-            database.server.end_sessions(database.name)
-            cuts.append(step)
-
-    for what in ("before_cursor_execute", "commit"):
-        event.listen(engine, what, cut)
-    yield cuts
-    for what in ("before_cursor_execute", "commit"):
-        event.remove(engine, what, cut)
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["alone", "another came between"])

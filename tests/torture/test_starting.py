@@ -1,7 +1,4 @@
-"""SIGKILL during a start: the next start finds nothing half-done and no stale lock.
-
-Slow imports are already done, so that the kills hit the work of the start itself.
-"""
+"""SIGKILL during a start: the next start finds nothing half-done and no stale lock."""
 
 from __future__ import annotations
 
@@ -12,76 +9,19 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from support.clients import Crowd, Student, discrepancies
 from support.databases import Database
 from support.ledgers import answered, open_ledger, open_project
 from support.processes import Terrine, command, die_before_call, in_processes, start
 from terrine_protocol.files import write_secret
 from terrine_server.owner.sign_in import load_secret_key
 
-if TYPE_CHECKING:
-    from support.data import DigitsEnsemble
-
 OF_STARTS = 0.05
 """Kills of each test and database, as a share of those under load."""
 MORE = 30
 """Further kills, if all so far came too late; about one in three does."""
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_servers_killed_while_they_start(
-    database: Database,
-    digits_ensemble: DigitsEnsemble,
-    kills: Callable[[float], int],
-    seed: int,
-    tally: Callable[[str], None],
-    tmp_path: Path,
-) -> None:
-    """Kills fall between the start of the process and its first answers to waiting clients."""
-    from support.servers import replicas
-
-    rng, count, killed, listening = random.Random(seed), kills(OF_STARTS), 0, 0
-    with replicas(tmp_path / "data", database.url, digits_ensemble, 1) as servers:
-        token = servers.open_project("study", 20_000)
-        students = [Student(servers, token, (seed, i)) for i in range(3)]
-        crowd = Crowd(seed, [("study", student) for student in students])
-
-        def restart() -> float:
-            """Restart; return the seconds until it listens."""
-            began = time.monotonic()
-            servers.kill(0)
-            servers.start(0)
-            servers.wait_until_ready(0)
-            return time.monotonic() - began
-
-        with crowd.asking():
-            crowd.wait_for_answers(len(students))
-            usual = restart()
-            while killed < count or listening == killed < count + MORE:
-                servers.kill(0)
-                servers.start(0)
-                instant = rng.uniform(0, 1.5 * usual)
-                time.sleep(instant)
-                killed += 1
-                if servers.listens(0):
-                    listening += 1
-                    usual = min(usual, instant)
-            restart()
-            crowd.wait_for_answers(2 * len(students))
-        for student in students:
-            student.stop()
-        tally(
-            f"{database.url.partition(':')[0]}, starting: {killed} kills,"
-            f" {listening} of them after the {usual:.1f} s until it listens"
-        )
-        assert listening < killed, "every kill came too late"
-        assert discrepancies(database.url, "study", crowd.exchanges) == []
-        assert servers.ledger.verify("study").ok
 
 
 @pytest.mark.parametrize(
@@ -132,7 +72,6 @@ def test_init_completes_after_an_init_that_was_killed(
 
 @pytest.mark.slow
 def test_a_secret_key_is_complete_or_missing(tmp_path: Path) -> None:
-    """Kill before each call that creates the key."""
     path, call, ended = tmp_path / "secret.key", 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
         path.unlink(missing_ok=True)

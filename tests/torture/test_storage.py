@@ -1,12 +1,7 @@
-"""Full disks, read-only disks and databases: clear refusals, and recovery without help.
-
-During a fault, clients get a 503 that says to retry, and nothing is half-written. Afterwards the
-same request is answered, without intervention.
-"""
+"""Full disks, read-only disks and databases: clear refusals, and recovery without help."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.clients import Crowd, Lost, Student, Witness, discrepancies
+from support.clients import Lost, Witness
 from support.data import DigitsEnsemble
-from support.databases import SECRET_KEY, Postgres, running_postgres
+from support.databases import SECRET_KEY, running_postgres
 from support.processes import until
 from support.servers import Replicas, replicas
 from support.wording import holds
@@ -112,55 +107,10 @@ def make_tokens(ledger: Ledger, count: int) -> None:
         )
 
 
-ALMOST_FILL_THE_SEGMENT = """
-SELECT pg_logical_emit_message(false, '', repeat('x', greatest(0, 1000 * 1024 -
-    pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0') % (1024 * 1024))::int))
-"""
-"""So that it takes a few charges to fill it, not hundreds."""
-
-
-@pytest.mark.nightly
-def test_without_space_for_its_log_postgresql_exits_and_the_service_survives(
-    digits_ensemble: DigitsEnsemble, seed: int, tmp_path: Path
-) -> None:
-    """PostgreSQL panics during a commit and cannot recover until its operator frees space."""
-    with (
-        small_disk("64m") as disk,
-        running_postgres(log_disk=disk) as server,
-        server.database() as name,
-        replicas(tmp_path / "data", server.url(name), digits_ensemble, 1) as servers,
-    ):
-        token = servers.open_project("study", 50_000)
-        students = [Student(servers, token, (seed, i)) for i in range(2)]
-        crowd = Crowd(seed, [("study", student) for student in students])
-        with crowd.asking():
-            crowd.wait_for_answers(20)
-            filler = fill(disk)  # leaves the current segment, of one megabyte
-            with server.connect(name) as operator:
-                operator.execute(ALMOST_FILL_THE_SEGMENT)
-            said = server.wait_for_end()
-            assert re.search("PANIC: .*No space left on device", said), said[-2000:]
-            lost = len(crowd.lost)  # by then, clients have noted what came before the end
-            until(lambda: len(crowd.lost), lambda now: now >= lost + 4)
-            exchanges = len(crowd.exchanges)
-            until(lambda: len(crowd.lost), lambda now: now >= lost + 8)
-            assert len(crowd.exchanges) == exchanges
-            assert httpx.get(f"{servers.url(0)}/healthz").status_code == 200
-            filler.unlink()
-            server.start()
-            crowd.wait_for_answers(20)
-        assert {str(reason) for reason in crowd.lost} == {"/problems/database-unavailable"}
-        assert discrepancies(servers.database_url, "study", crowd.exchanges) == []
-        assert servers.ledger.verify("study").ok
-        for student in students:
-            student.stop()
-
-
 @pytest.mark.slow
 def test_a_server_refuses_to_start_on_a_read_only_disk(
     digits_ensemble: DigitsEnsemble, tmp_path: Path
 ) -> None:
-    """It says that it cannot write to the SQLite file."""
     with (
         small_disk("4m") as disk,
         replicas(
@@ -179,25 +129,3 @@ def test_a_server_refuses_to_start_on_a_read_only_disk(
         witness.ask_again(witness.exchanges[0])
         witness.ask()
         witness.judge()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("servers", ["postgresql"], indirect=True)
-def test_a_database_made_read_only_is_a_503_until_it_is_writable(
-    witness: Witness, mortal: Postgres
-) -> None:
-    """As after a failover to a standby, or when an operator freezes it for a backup."""
-    name = witness.servers.engine.url.database
-    assert name
-    witness.ask()
-    mortal.alter(name, "SET default_transaction_read_only = on")
-    mortal.end_sessions(name)  # existing sessions would keep the old setting
-    for _ in range(3):
-        with pytest.raises(Lost):
-            witness.ask()
-    assert not ready(witness.servers)
-    witness.ask_again(witness.exchanges[0])
-    mortal.alter(name, "RESET default_transaction_read_only")
-    until(lambda: ready(witness.servers), bool)
-    witness.ask_until_answered()
-    witness.judge()

@@ -8,11 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import select
 
-from support.databases import SECRET_KEY
-from support.ledgers import COUNTED, NOISY, answered, counted, open_ledger, open_project, unguarded
+from support.ledgers import COUNTED, NOISY, answered, counted, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS, start
 from support.workers import ask_and_log, grow_until
 from terrine_protocol import transparency as trees
@@ -20,10 +18,8 @@ from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, split_
 from terrine_server.api import services
 from terrine_server.api.services import PublishedLog
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger import Ledger, connect, transparency
-from terrine_server.ledger.schema import administrative_log, charges, projects, tree_leaves
-
-TABLES = ("tree_leaves", "tree_nodes", "tree_head")
+from terrine_server.ledger import Ledger, transparency
+from terrine_server.ledger.schema import administrative_log, charges, projects
 
 
 def charge(ledger: Ledger, name: str, first: int, count: int) -> None:
@@ -115,22 +111,6 @@ def test_two_projects_with_the_same_entries_have_other_leaves(database_url: str)
         ledger.leaf_key("three")
 
 
-def test_the_database_refuses_to_change_what_is_logged(database_url: str) -> None:
-    ledger = open_ledger(database_url)
-    open_project(ledger, 5000, NOISY, "one")
-    charge(ledger, "one", 0, 300)
-    ledger.grow_tree()
-    with ledger._engine.connect() as connection:
-        for table in TABLES:
-            column = "blinding" if table == "tree_head" else "position"
-            value = "zeroblob(32)" if connection.dialect.name == "sqlite" else "'x'"
-            value = value if table == "tree_head" else "position + 1000"
-            for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {value}"):
-                with pytest.raises(DBAPIError):
-                    connection.execute(text(statement))
-                connection.rollback()
-
-
 def test_a_checkpoint_is_kept_only_in_the_place_of_the_last(database_url: str) -> None:
     ledger = open_ledger(database_url)
     ledger.grow_tree()
@@ -141,14 +121,6 @@ def test_a_checkpoint_is_kept_only_in_the_place_of_the_last(database_url: str) -
         with pytest.raises(DatabaseUnavailable):
             ledger.save_checkpoint("three", before)
     assert ledger.checkpoint() == "two"
-
-
-def test_one_process_at_a_time_has_the_turn(database_url: str) -> None:
-    ledger, other = open_ledger(database_url), Ledger(connect(database_url), SECRET_KEY)
-    with ledger.try_lock_tree() as first, other.try_lock_tree() as second:
-        assert (first, second) == (True, False)
-    with other.try_lock_tree() as second:
-        assert second
 
 
 @pytest.mark.slow
@@ -195,18 +167,6 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
     )
     entries = sum(len(expected(ledger)[project.id]) for project in (one, two))
     assert told <= entries
-
-
-def test_leaves_that_a_forger_removed_are_noticed(database_url: str) -> None:
-    ledger = open_ledger(database_url)
-    open_project(ledger, 10, NOISY, "one")
-    ledger.grow_tree()
-    with unguarded(database_url) as connection:
-        if connection.dialect.name != "sqlite":
-            connection.execute(text("ALTER TABLE tree_leaves DISABLE TRIGGER USER"))
-        connection.execute(tree_leaves.delete().where(tree_leaves.c.position == 1))
-    with pytest.raises(NotFound):
-        list(ledger.leaves())
 
 
 def test_strangers_read_the_log_from_memory(

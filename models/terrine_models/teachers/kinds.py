@@ -5,6 +5,8 @@ Whoever imports `load_manifest` or `StoredEnsemble` from here knows every kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from terrine_models.addons import added, addons
 from terrine_models.storage.manifests import (
     MANIFEST_FILE,
     POOL_FILE,
-    StoreError,
     manifest_digest,
     verified_bytes,
 )
@@ -41,10 +42,10 @@ __all__ = [
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
+    "Reached",
     "StoredEnsemble",
     "ensemble_format",
     "load_manifest",
-    "pool_bytes",
     "trainable",
     "verified_digest",
     "verify",
@@ -66,12 +67,14 @@ def verify(directory: Path) -> None:
         verified_bytes(Path(directory), name, digest)
 
 
-def pool_bytes(directory: Path) -> bytes:
-    """The designed pool of an ensemble, verified. Raises StoreError if it has none."""
-    files = load_manifest(directory).files
-    if POOL_FILE not in files:
-        raise StoreError(f"{directory} has no designed pool.")
-    return verified_bytes(Path(directory), POOL_FILE, files[POOL_FILE])
+@dataclass(frozen=True)
+class Reached:
+    """What those answered who vote for an ensemble elsewhere, if anybody does."""
+
+    answers: Sequence[Mapping[str, object]] = ()
+    """By party: values for people, by heading."""
+    wrong: str | None = None
+    """Why the ensemble cannot vote now."""
 
 
 class EnsembleFormat:

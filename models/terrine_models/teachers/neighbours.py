@@ -109,11 +109,14 @@ class ShadowPoints:
 
 @dataclass(frozen=True, config=SETTINGS_CONFIG)
 class NeighbourSettings:
-    """What an owner may say of an ensemble of neighbours."""
+    """Records that vote for what lies near them on a public map: nothing is trained."""
 
     near: Annotated[
         int,
-        Field(ge=1, description="Units within a query's radius, by public rows. Smaller ε: more."),
+        Field(
+            ge=1,
+            description="How many people, by public rows, a query asks: for a smaller ε, more.",
+        ),
     ] = DEFAULT_NEAR
     width: Annotated[
         int | None,
@@ -121,7 +124,10 @@ class NeighbourSettings:
     ] = None
     backbone: Annotated[
         Path | None,
-        Field(description="A public ONNX model whose embeddings are the features."),
+        Field(
+            description="An ONNX model [batch, …] → [batch, D] whose embeddings are the features. "
+            "It must be public: nobody's private records may have trained it."
+        ),
     ] = None
 
     kind = "neighbours"

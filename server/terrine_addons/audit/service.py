@@ -619,7 +619,7 @@ def audit_people(runs: int, level: float, choice: np.random.Generator) -> Iterat
 
 
 def save_people(world: World, directory: Path, name: str) -> None:
-    """Save the people of a world as `terrine neighbours build --group` would."""
+    """Save the people of a world of a group as `ensemble train --kind neighbours` would."""
     rows = [PLACES["one"], PLACES["two"], PLACES["two"], *[PLACES["others"]] * (PEOPLE - 1)]
     label = WORLDS.index(world)
     private = Dataset(

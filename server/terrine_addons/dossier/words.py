@@ -80,7 +80,7 @@ WHO_SEES = (
         "which token paid for an entry",
         "no",
         "an admin does, at /admin; an auditor does not",
-        "yes (terrine ledger payers)",
+        "yes (terrine ledger show --payers)",
         "yes",
     ),
     Visibility("digest of the ensemble's manifest", "yes", "yes", "yes", "yes"),

@@ -4,19 +4,18 @@ from terrine_models.addons import Addon
 
 ADDON = Addon(
     commands={
-        "owners": (
-            "terrine_addons.federation.commands:owners",
-            "Let owners vote who keep their teachers.",
-        ),
-        "teacher": ("terrine_addons.federation.commands:teacher", "Be one of these owners."),
-        "aggregator": (
-            "terrine_addons.federation.commands:aggregator_app",
-            "Be the second of two servers that add up votes neither sees.",
+        "federation": (
+            "terrine_addons.federation.commands:app",
+            "Let owners vote who keep their teachers; be one, or the server that hides votes.",
         ),
     },
     ensembles="terrine_addons.federation.federations:Federations",
     voters={
         "remote": "terrine_addons.federation.voters:remote_voters",
         "shared": "terrine_addons.federation.voters:shared_voters",
+    },
+    probes={
+        "remote": "terrine_addons.federation.voters:reach",
+        "shared": "terrine_addons.federation.voters:reach",
     },
 )

@@ -62,7 +62,8 @@ class ReleaseCounter:
         path = directory / BOOKS
         if not path.exists():
             raise StoreError(
-                f"{directory} holds no aggregator: make one with `terrine aggregator make`."
+                f"{directory} holds no aggregator: make one with `terrine federation "
+                "make-aggregator`."
             )
         self._lock = Lock()
         try:

@@ -1,4 +1,4 @@
-"""`terrine owners …` gathers teachers that stay with their owners; `terrine teacher …` is one."""
+"""`terrine federation …`: teachers that stay with their owners, and who adds up their votes."""
 
 from __future__ import annotations
 
@@ -7,54 +7,55 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 from starlette.applications import Starlette
 
-from terrine_addons.federation.aggregator import OWNERS, SERVICE, Aggregator, ReleaseCounter
-from terrine_addons.federation.aggregator import make as make_aggregator
-from terrine_addons.federation.federations import Federation, Peer, load_federation, read_token
+from terrine_addons.federation.aggregator import OWNERS, SERVICE, Aggregator, ReleaseCounter, make
+from terrine_addons.federation.federations import Peer, read_token
 from terrine_addons.federation.gathering import create_federation
+from terrine_addons.federation.settings import SmallServer, TeacherServer
 from terrine_addons.federation.teacher import AGGREGATOR_SECONDS, LIMITS, AgreedAggregator, Teacher
 from terrine_addons.federation.voters import (
     AggregatorTerms,
     ask_terms,
     make_client,
-    probe,
-    probe_aggregator,
+    reach,
     read_terms,
 )
 from terrine_models.teachers.kinds import load_manifest
 from terrine_protocol.files import read, write_atomically
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, fail, tabulate
+from terrine_server.cli.options import EnsembleName, NewEnsemble
 from terrine_server.cli.plan import ensemble_directory
 from terrine_server.ledger.ensembles import check_name
 from terrine_server.serving import Limits, listening
-from terrine_server.settings import Settings, SmallServer, TeacherServer
+from terrine_server.settings import Settings
 
-owners = typer.Typer()
-teacher = typer.Typer()
+app = typer.Typer()
 
 
-@owners.command()
+@app.command()
 def gather(
     file: Annotated[Path, typer.Argument(metavar="OWNERS.toml", help="Who they are, and where.")],
-    name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
+    name: NewEnsemble,
 ) -> None:
     """Make an ensemble of owners who each keep their teacher, and ask each of them once.
 
     docs/addons/federation.md has an example of the file. Next, register the ensemble.
 
-    [bold]Example[/bold]: terrine owners gather owners.toml --name wards
+    `terrine ensemble show NAME --verify` asks them again.
+
+    [bold]Example[/bold]: terrine federation gather owners.toml --name wards
     """
     check_name("an ensemble", name)
     directory = Settings().ensembles_dir / name
     federation = create_federation(file, name, directory)
-    absent, aggregator = _asked(directory, federation)
+    answers = reach(directory).answers
+    console.print(tabulate(answers))
     console.print(f"{len(federation.owners)} owners, quorum {federation.quorum}: {directory}")
-    if absent or aggregator:
+    absent = sum(each["answers"] != "yes" for each in answers)
+    if absent:
         console.print(
-            f"{absent + bool(aggregator)} did not answer as they should. That may change; the "
+            f"{absent} did not answer as they should. That may change; the "
             f"file may be wrong, too: then remove {directory}, fix the file and gather again.",
             style="bold yellow",
             soft_wrap=True,
@@ -62,44 +63,16 @@ def gather(
     console.print(f"Next: terrine ensemble register {name} --epsilon … --delta …")
 
 
-@owners.command()
-def check(
-    ensemble: Annotated[
-        str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
-    ],
-) -> None:
-    """Ask each owner of an ensemble about one blank input. Exit code 1 below the quorum.
-
-    An aggregator, if there is one, is asked for its terms: exit code 1 if they are others.
-
-    [bold]Example[/bold]: terrine owners check wards
-    """
-    directory = ensemble_directory(ensemble)
-    federation = load_federation(directory)
-    absent, aggregator = _asked(directory, federation)
-    if aggregator:
-        fail(f"The aggregator is not as the federation says: {aggregator}.")
-    present = len(federation.owners) - absent
-    if present < federation.quorum:
-        fail(
-            f"{present} of {len(federation.owners)} owners answer; the quorum is "
-            f"{federation.quorum}."
-        )
-
-
-@teacher.command("serve")
-def serve_teacher(
-    ensemble: Annotated[
-        str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
-    ],
-) -> None:
-    """Answer the service that gathers votes, from your own machine and your own teachers.
+@app.command()
+def serve_teacher(ensemble: EnsembleName) -> None:
+    """Be one of these owners: answer the service that gathers votes, from your own teachers.
 
     All teachers of the ensemble together cast one vote. Speaks the Open Inference Protocol.
 
     Environment variables set the rest: docs/settings.md. TERRINE_TEACHER_TOKEN_FILE is needed.
 
-    [bold]Example[/bold]: TERRINE_TEACHER_TOKEN_FILE=wards.token terrine teacher serve wards
+    [bold]Example[/bold]:
+    TERRINE_TEACHER_TOKEN_FILE=wards.token terrine federation serve-teacher wards
     """
     settings = TeacherServer()
     directory = ensemble_directory(ensemble)
@@ -158,86 +131,61 @@ def _difference(there: AggregatorTerms, here: AggregatorTerms) -> str:
     )
 
 
-def _asked(directory: Path, federation: Federation) -> tuple[int, str | None]:
-    """Ask everybody, print what they say; return how many owners are absent, and what is wrong
-    with the aggregator."""
-    found = probe(directory, federation)
-    table = Table("owner", "model", "at", "answers")
-    for owner, wrong in zip(federation.owners, found, strict=True):
-        answers = "yes" if wrong is None else f"[red]{escape(wrong)}[/red]"
-        table.add_row(owner.name, owner.model, owner.url, answers)
-    aggregator = None
-    if federation.aggregator is not None:
-        aggregator = probe_aggregator(directory, federation, federation.aggregator)
-        answers = "yes" if aggregator is None else f"[red]{escape(aggregator)}[/red]"
-        table.add_row(federation.aggregator.name, "", federation.aggregator.url, answers)
-    console.print(table)
-    return sum(wrong is not None for wrong in found), aggregator
-
-
-aggregator_app = typer.Typer()
-Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Made by `terrine aggregator make`.")
-]
-
-
-@aggregator_app.command()
-def make(
+@app.command()
+def make_aggregator(
     file: Annotated[Path, typer.Argument(metavar="AGGREGATOR.toml", help="Owners, noise, budget.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
 ) -> None:
-    """Make an aggregator: its count of what it releases, at 0, and a token for each who will ask
-    it.
+    """Make the second of two servers that add up votes neither sees.
 
+    It gets its count of what it releases, at 0, and a token for each who will ask it.
     docs/addons/federation-two-servers.md has an example of the file. What it says cannot be changed
     afterwards.
 
-    [bold]Example[/bold]: terrine aggregator make aggregator.toml districts
+    [bold]Example[/bold]: terrine federation make-aggregator aggregator.toml districts
     """
-    make_aggregator(read_terms(file), directory)
-    _show(directory)
+    make(read_terms(file), directory)
+    _show(ReleaseCounter(directory))
     console.print(
         f"Give {directory / SERVICE} to the service, and each file in "
         f"{directory / OWNERS} to its owner, with your certificate and {file}, and on "
         "ways on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
-    console.print(f"Next: terrine aggregator serve {directory} …")
+    console.print(f"Next: terrine federation serve-aggregator {directory} …")
 
 
-@aggregator_app.command()
-def show(directory: Directory) -> None:
-    """Show what an aggregator does, and how much of its budget is released.
-
-    [bold]Example[/bold]: terrine aggregator show districts
-    """
-    _show(directory)
-
-
-@aggregator_app.command("serve")
+@app.command()
 def serve_aggregator(
-    directory: Directory,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Made by `terrine federation make-aggregator`.")
+    ],
 ) -> None:
     """Take shares of owners, and give the service their sums with noise, within the budget.
 
+    First it prints how much of the budget is released. `GET /v1/terms` has the queries that are
+    left, for the token of the service or of an owner.
+
     Environment variables set the rest: docs/settings.md.
 
-    [bold]Example[/bold]: TERRINE_PORT=8300 terrine aggregator serve districts
+    [bold]Example[/bold]: TERRINE_PORT=8300 terrine federation serve-aggregator districts
     """
     settings, aggregator = SmallServer(), Aggregator(directory)
+    _show(aggregator.count)
     serve_over_tls(aggregator.app(), "Aggregator", settings, aggregator.limits)
 
 
-def _show(directory: Path) -> None:
-    count = ReleaseCounter(directory)
+def _show(count: ReleaseCounter) -> None:
+    """Print what an aggregator does, and how much of its budget is released."""
     terms, released = count.terms, count.released
-    table = Table(show_header=False)
-    table.add_row("owners", f"{len(terms.owners):,}")
-    table.add_row("classes", f"{terms.classes:,}")
-    table.add_row("σ of its noise", f"{terms.sigma:g} votes")
-    table.add_row("budget against the service", f"ε = {terms.epsilon:g}, δ = {terms.delta:g}")
-    table.add_row("queries released", f"{released:,} of {count.most:,}")
-    console.print(table)
+    shown = {
+        "owners": len(terms.owners),
+        "classes": terms.classes,
+        "σ of its noise": f"{terms.sigma:g} votes",
+        "budget against the service": f"ε = {terms.epsilon:g}, δ = {terms.delta:g}",
+        "queries released": f"{released:,} of {count.most:,}",
+    }
+    console.print(tabulate(shown))
 
 
 def serve_over_tls(app: Starlette, what: str, settings: SmallServer, limits: Limits) -> None:

@@ -199,5 +199,5 @@ def read_token(path: Path) -> str:
 
 
 def _federation_bytes(directory: Path) -> bytes:
-    made = "the directory of an ensemble, as made by `terrine owners gather`"
+    made = "the directory of an ensemble, as made by `terrine federation gather`"
     return document_bytes(directory / FEDERATION, "federation", made)

@@ -38,6 +38,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import Name, StoreError
+from terrine_models.teachers.kinds import Reached
 from terrine_protocol.files import read
 from terrine_protocol.tables import Record, first_problem
 from terrine_server.errors import EnsembleUnavailable
@@ -813,6 +814,42 @@ def probe_aggregator(
         )
     unknown = {owner.name for owner in federation.owners} - set(terms.owners)
     return f"it does not know {', '.join(sorted(unknown)[:5])}" if unknown else None
+
+
+def reach(directory: Path) -> Reached:
+    """Ask every party of a federation, as `probe` and `probe_aggregator` do. Raises StoreError."""
+    from terrine_addons.federation.federations import load_federation
+
+    federation = load_federation(directory)
+    absent = probe(directory, federation)
+    answers: list[dict[str, object]] = [
+        {
+            "owner": owner.name,
+            "model": owner.model,
+            "at": owner.url,
+            "answers": "yes" if why is None else why,
+        }
+        for owner, why in zip(federation.owners, absent, strict=True)
+    ]
+    present, wrong = absent.count(None), None
+    if present < federation.quorum:
+        wrong = (
+            f"{present} of {len(federation.owners)} owners answer; the quorum is "
+            f"{federation.quorum}."
+        )
+    if federation.aggregator is not None:
+        unlike = probe_aggregator(directory, federation, federation.aggregator)
+        answers.append(
+            {
+                "owner": federation.aggregator.name,
+                "model": "",
+                "at": federation.aggregator.url,
+                "answers": "yes" if unlike is None else unlike,
+            }
+        )
+        if unlike is not None:
+            wrong = f"The aggregator is not as the federation says: {unlike}."
+    return Reached(answers, wrong)
 
 
 def sums_are_consistent(sums: NDArray[np.uint32], owners: int, sigma: float) -> bool:

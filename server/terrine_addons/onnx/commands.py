@@ -17,6 +17,7 @@ from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
 from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
+from terrine_server.cli.options import NewEnsemble
 from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
 from terrine_server.settings import Settings
@@ -26,7 +27,7 @@ def import_(
     models: Annotated[
         list[Path], typer.Argument(metavar="MODEL…", help="ONNX files, one for each teacher.")
     ],
-    name: Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")],
+    name: NewEnsemble,
     disjoint_by: Annotated[
         str,
         typer.Option(
@@ -98,9 +99,7 @@ def split_(
     ],
     teachers: Annotated[int, typer.Option(min=1, help="Number of shards.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the shards.")],
-    schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Public schema, for a table.")
-    ] = None,
+    schema: arrays.Schema = None,
     classes: arrays.Classes = None,
     images: arrays.Images = None,
 ) -> None:

@@ -5,8 +5,8 @@ from terrine_models.addons import Addon
 ADDON = Addon(
     commands={
         "witness": (
-            "terrine_addons.witness.commands:app",
-            "Cosign the checkpoints of a transparency log that is not yours.",
+            "terrine_addons.witness.commands:witness",
+            "Cosign the checkpoints of a transparency log that is not yours, until interrupted.",
         )
     }
 )

@@ -15,39 +15,24 @@ from terrine_server import logs
 from terrine_server.cli.console import console, fail
 from terrine_server.serving import listening
 
-app = typer.Typer()
-
 KEY = "witness.key"
 
 
-@app.command()
-def init(
+def witness(
     name: Annotated[
         str,
         typer.Argument(
+            metavar="NAME",
             help="What the witness is called, such as its address without https://: nobody else "
-            "should be called so."
+            "should be called so.",
         ),
     ],
-    directory: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where its key and its state are.")
-    ] = Path("terrine-witness"),
-) -> None:
-    """Make the key of a witness, and print the line for policies. An existing key is kept."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = SignerKey(name, KeyKind.COSIGNATURE, secrets.token_bytes(32))
-    SignerKey.parse(key.secret)  # refuses a name that is none
-    made = write_secret(directory / KEY, key.secret + "\n")
-    path = directory / KEY
-    console.print(f"{'Created' if made else 'Kept'} the key {path}.", highlight=False)
-    console.print(f"witness NAME {_key(directory).verifier}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def serve(
     log: Annotated[
         list[str],
-        typer.Option(metavar="KEY", help="Public key of a log to cosign, as its owner prints it."),
+        typer.Option(
+            metavar="KEY",
+            help="Public key of a log to cosign, as its owner prints it. May be repeated.",
+        ),
     ],
     directory: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Where its key and its state are.")
@@ -57,14 +42,18 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = 8470,
 ) -> None:
-    """Cosign checkpoints that continue the last one, until interrupted. Plain HTTP.
+    """Cosign the checkpoints of a transparency log that is not yours, until interrupted.
 
-    The state in its directory says what was cosigned. Never restore an older one.
+    The first start makes the key of the witness; every start prints the line for policies. It
+    cosigns checkpoints that continue the last one. The state in its directory says what was
+    cosigned: never restore an older one. Plain HTTP.
+
+    [bold]Example[/bold]: terrine witness witness.example.org --log labels.example.org+1f0c2b9d+AQ…
     """
     keys = [VerifierKey.parse(key) for key in log]
     if any(key.kind is not KeyKind.ED25519 for key in keys):
         fail("--log is the key of a log, not of a witness.")
-    witness = Witness(_key(directory), keys, directory / "state")
+    cosigner = Witness(_own_key(directory, name), keys, directory / "state")
     sockets = listening.bind(host, port)
 
     def announce(url: str) -> None:
@@ -72,18 +61,25 @@ def serve(
 
     logs.configure("info")
     try:
-        listening.serve(serve_app(witness), sockets, LIMITS, announce=announce)
+        listening.serve(serve_app(cosigner), sockets, LIMITS, announce=announce)
     finally:
         for own in sockets:
             own.close()
-        witness.close()
+        cosigner.close()
 
 
-def _key(directory: Path) -> SignerKey:
-    try:
-        key = SignerKey.parse(read(directory / KEY, MAX_NOTE_BYTES).decode())
-    except FileNotFoundError:
-        fail(f"There is no key {directory / KEY}. Run `terrine witness init NAME`.")
+def _own_key(directory: Path, name: str) -> SignerKey:
+    """Return the key of a witness, which is made if there is none."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = SignerKey(name, KeyKind.COSIGNATURE, secrets.token_bytes(32))
+    SignerKey.parse(new.secret)  # refuses a name that is none
+    path = directory / KEY
+    if write_secret(path, new.secret + "\n"):
+        console.print(f"Created the key {path}.", highlight=False)
+    key = SignerKey.parse(read(path, MAX_NOTE_BYTES).decode())
     if key.kind is not KeyKind.COSIGNATURE:
-        fail(f"{directory / KEY} is the key of a log, not of a witness.")
+        fail(f"{path} is the key of a log, not of a witness.")
+    if key.name != name:
+        fail(f"{path} is the key of {key.name}, not of {name}: give another --dir to another.")
+    console.print(f"witness NAME {key.verifier}", highlight=False, soft_wrap=True)
     return key

@@ -50,27 +50,27 @@ COMMANDS: Commands = {
         f"{HERE}.plan:plan",
         "Plan a project: how many answers are right, for which ε?",
     ),
-    "mechanisms": (
-        f"{HERE}.options:mechanisms",
-        "List the mechanisms with their parameters; those in brackets may be left out.",
+    "parameters": (
+        f"{HERE}.options:parameters",
+        "List mechanisms and kinds with their parameters; those in brackets may be left out.",
     ),
-    "ensemble": ("", "Train, show, verify and register ensembles."),
+    "ensemble": ("", "Make, show, verify and register ensembles."),
     "ensemble evaluate": (
         f"{HERE}.plan:evaluate",
         "Measure how far teachers agree, and how often they are right, by class.",
     ),
     "ensemble train": (
         f"{HERE}.ensemble:train",
-        "Train teachers on disjoint parts of private data.",
+        "Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.",
     ),
-    "ensemble kinds": (
-        f"{HERE}.ensemble:kinds",
-        "Show the kinds of teacher that `train` takes, and their parameters.",
+    "ensemble add": (
+        f"{HERE}.people:add",
+        "Let people join, while the service runs: they vote from the next query on.",
     ),
-    "ensemble show": (f"{HERE}.ensemble:show", "Show an ensemble's manifest."),
-    "ensemble verify": (
-        f"{HERE}.ensemble:verify",
-        "Check every file of an ensemble against the digests in its manifest.",
+    "ensemble show": (
+        f"{HERE}.project:show_ensemble",
+        "Show an ensemble's manifest; or list registered ensembles, with caps and what is "
+        "reserved.",
     ),
     "ensemble register": (
         f"{HERE}.project:register",
@@ -80,29 +80,14 @@ COMMANDS: Commands = {
         f"{HERE}.people:forget",
         "Forget people in every ensemble of their population, for good, while the service runs.",
     ),
-    "ensemble list": (
-        f"{HERE}.project:list_ensembles",
-        "List the registered ensembles, the caps of their populations, and what is reserved of "
-        "these.",
-    ),
     "ensemble schema": (
         f"{HERE}.reading:schema",
         "Propose a schema for a public table, explain it, and write it to a file you can edit.",
-    ),
-    "neighbours": ("", "Let every person vote, with an account of their own."),
-    "neighbours build": (
-        f"{HERE}.ensemble:build",
-        "Place private records on a public map, where each votes for what lies near it.",
-    ),
-    "neighbours add": (
-        f"{HERE}.people:add",
-        "Let people join, while the service runs: they vote from the next query on.",
     ),
     "project": (f"{HERE}.project:app", "Open, show, pause and close projects."),
     "token": (f"{HERE}.project:tokens_app", "Create, list and revoke tokens."),
     "request": (f"{HERE}.project:requests_app", "See, approve and refuse requests for projects."),
     "ledger": (f"{HERE}.ledger:app", "Show, verify and export the ledger."),
-    "log": (f"{HERE}.ledger:log_app", "Show and export the administrative log."),
     "student": (
         f"{HERE}.student:app",
         "Request labels from a server and train on them.\n\n"

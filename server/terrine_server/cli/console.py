@@ -210,7 +210,7 @@ def _extra(words: list[str]) -> str:
             return "student"
         case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and "service" not in words:
             return "auditor"  # attacks on a server need one
-        case ["ledger" | "log", *_]:
+        case ["ledger", *_]:
             return "auditor"
         case ["witness", *_]:
             return "witness"

@@ -66,9 +66,6 @@ def train(
             "expect, the likelier one, or the second from this probability on.",
         ),
     ] = "prior",
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of queries and the training.")
-    ] = 0,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -119,7 +116,6 @@ def train(
             queries=queries,
             training=training,
             designed=designed,
-            seed=seed,
             tell=say,
         )
     console.print(summarize(made.report, out))

@@ -1,10 +1,11 @@
-"""`terrine ensemble …` and `neighbours build`: ensembles that are made of private records."""
+"""`terrine ensemble train` and `show`: ensembles that are made of private records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.teachers.ensemble import load
-from terrine_models.teachers.kinds import ensemble_format, load_manifest, trainable
-from terrine_models.teachers.manifests import Manifest
+from terrine_models.teachers.kinds import Reached, ensemble_format, load_manifest
+from terrine_models.teachers.manifests import Manifest, TeacherSettings
 from terrine_models.teachers.neighbours import (
     NeighbourEnsemble,
     NeighbourSettings,
@@ -28,29 +29,32 @@ from terrine_models.teachers.training import Trainer, train_ensemble, train_loca
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
+    as_json,
     console,
     fail,
     print_json,
     say,
     tabulate,
     warn,
-    with_json,
 )
-from terrine_server.cli.options import SPEC, parse_kind, show_kinds
-from terrine_server.cli.plan import by_stand_ins, ensemble_directory
+from terrine_server.cli.options import SPEC, NewEnsemble, parse_kind, teacher_kinds
+from terrine_server.cli.plan import by_stand_ins
+from terrine_server.cli.reading import Classes, Images, Schema
 from terrine_server.owner.editions import records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.progress import teachers_bar
 from terrine_server.settings import Settings
 
+PARTITION_SEED = 0
+"""Whose shard is whose is no secret."""
 MAX_LISTED_CLASSES = 5
 MAX_LACKING_SHARE = 0.2
 """Of the teachers, that may lack a class."""
 
 
-def show_shards(data: Dataset, teachers: int, seed: int) -> None:
+def show_shards(data: Dataset, teachers: int) -> None:
     """Print what each teacher will see, and warn of classes that many lack."""
-    found = ShardSummary.of(data, teachers, seed)
+    found = ShardSummary.of(data, teachers, PARTITION_SEED)
     people = "" if found.people is None else f" of {found.people:,} people"
     smallest, middle, largest = found.rows
     fewest, usual, most = found.classes
@@ -115,55 +119,42 @@ def connect_trainer(where: TrainingPlace) -> Iterator[Trainer]:
         yield train_elsewhere
 
 
-Named = Annotated[
-    str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
-]
-NewName = Annotated[str, typer.Option(help="Name of the ensemble: a-z, 0-9, '-' and '_'.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Where to save. Default: ensembles/NAME in the data directory."
-    ),
-]
-
-
 def train(
     data: Annotated[
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Private training data: a directory of MNIST-style IDX files, an IDX file of "
+            help="Private records: a directory of MNIST-style IDX files, an IDX file of "
             "images, a folder of PNG and JPEG files with one folder for each class, an .npz with "
             "x, y and optionally group, or a table: a .csv, .tsv, .txt or .data file (optionally "
             ".gz), a Parquet or an Arrow file.",
         ),
     ],
-    name: NewName,
-    teachers: Annotated[int, typer.Option(min=1, help="Number of teachers to train.")],
-    out: Out = None,
+    name: NewEnsemble,
+    teachers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of teachers to train; neighbours need none."),
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(
             metavar=SPEC,
-            help="What each teacher is: heads, networks or forest, such as networks:epochs=50. "
-            "`terrine ensemble kinds` shows their parameters.",
+            help="What votes: teachers that are trained, heads, networks or forest, such as "
+            "networks:epochs=50; or neighbours, such as neighbours:near=100. `terrine parameters` "
+            "shows all.",
         ),
     ] = "heads",
     public: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH",
-            help="Public data to fit the feature map on: IDX images, pictures, .npy, .npz, or a "
-            "table.",
+            metavar="POOL",
+            help="Public data, such as students ask about, to fit the feature map on: IDX images, "
+            "pictures, .npy, .npz, or a table. Neighbours need them.",
         ),
     ] = None,
-    classes: reading.Classes = None,
-    images: reading.Images = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Public schema of a table: `terrine ensemble schema`."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for the partition and the training.")] = 0,
+    classes: Classes = None,
+    images: Images = None,
+    schema: Schema = None,
     on: Annotated[
         TrainingPlace,
         typer.Option(
@@ -172,7 +163,10 @@ def train(
         ),
     ] = TrainingPlace.HERE,
 ) -> None:
-    """Train teachers on disjoint parts of private data.
+    """Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.
+
+    Neighbours are not trained: each person votes, by records on a public map, for what lies near.
+    The directory holds a transformed copy of every private record then.
 
     If interrupted, run the same command again to continue where it stopped.
 
@@ -188,144 +182,114 @@ def train(
 
       terrine ensemble train adult.csv --name income --teachers 250
           --public census-sample.csv --schema schema.json
+
+      terrine ensemble train mnist/ --name digits --kind neighbours --public pool.npy
+
+      terrine ensemble train patients.csv --name wards --kind neighbours:near=100
+          --public census-sample.csv --schema schema.json
     """
     own = Settings()
-    out = out or own.ensembles_dir / name
-    config = parse_kind("--kind", kind, trainable())
+    out = own.ensembles_dir / name
+    config = parse_kind("--kind", kind, teacher_kinds())
+    make: Callable[..., Manifest]
+    if isinstance(config, NeighbourSettings):
+        if teachers is not None or on is not TrainingPlace.HERE:
+            fail("--teachers and --on are for training; neighbours are only placed.")
+        if public is None:
+            fail("--public is missing: neighbours are placed on a map of public data.")
+        make = partial(_place, config)
+    elif teachers is None:
+        fail("--teachers is missing: how many are to be trained? Only neighbours need no number.")
+    else:
+        make = partial(_train, config, teachers, on)
     private = reading.load_private(data, schema, classes, images, public)
     pool = None if public is None else load_pool(public, private)[0]
     if pool is not None:
         say(describe_private_rows(pool, private))
-    show_shards(private, teachers, seed)
     make_directories(own)
-    key = records_key(own, make=True)
+    manifest = make(private, pool, out, name=name, key=records_key(own, make=True))
+    show_manifest(out, manifest)
+    if isinstance(config, NeighbourSettings):
+        _show_forecast(out)
+    say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")
+
+
+def _train(
+    config: TeacherSettings,
+    teachers: int,
+    on: TrainingPlace,
+    private: Dataset,
+    public: PublicData | None,
+    out: Path,
+    *,
+    name: str,
+    key: bytes | None,
+) -> Manifest:
+    show_shards(private, teachers)
     with connect_trainer(on) as trainer, teachers_bar(console, teachers) as on_trained:
-        manifest = train_ensemble(
+        return train_ensemble(
             private,
             out,
             name=name,
             teachers=teachers,
             config=config,
-            public=pool,
-            seed=seed,
+            public=public,
+            seed=PARTITION_SEED,
             on_trained=on_trained,
             trainer=trainer,
             key=key,
         )
-    show_manifest(out, manifest)
 
 
-@with_json
-def kinds(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="Show this one's parameters.")
-    ] = None,
-) -> None:
-    """Show the kinds of teacher that `train` takes, and their parameters."""
-    show_kinds("kind", trainable(), name)
-
-
-@with_json
-def show(ensemble: Named) -> None:
-    """Show an ensemble's manifest.
-
-    [bold]Example[/bold]: terrine ensemble show digits
-    """
-    directory = ensemble_directory(ensemble)
-    held = ensemble_format(directory)
-    if held.has_manifest:
-        show_manifest(directory, load_manifest(directory))
-    else:
-        print_json(held.load(directory))
-
-
-def verify(ensemble: Named) -> None:
-    """Check every file of an ensemble against the digests in its manifest.
-
-    [bold]Example[/bold]: terrine ensemble verify digits
-    """
-    directory = ensemble_directory(ensemble)
-    held = ensemble_format(directory)
-    if not held.has_manifest:
-        held.verify(directory)
-        say(f"{directory}: {held.document} is as it should be.")
-        return
-    manifest = load(directory, device="cpu").manifest
-    say(f"{directory}: all {len(manifest.files)} files match the manifest.")
-
-
-def build(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PRIVATE", help="Private records, in a format that `ensemble train` reads."
-        ),
-    ],
-    public: Annotated[
-        Path,
-        typer.Option(
-            metavar="POOL",
-            help="Public data, on which the map and the radius are fitted: such as students ask "
-            "about.",
-        ),
-    ],
-    name: NewName,
-    near: Annotated[
-        int,
-        typer.Option(
-            min=1, help="How many people, by public rows, a query asks: for a smaller ε, more."
-        ),
-    ] = 240,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Public schema of a table: `terrine ensemble schema`. Its column of the role "
-            "group says whose a row is.",
-        ),
-    ] = None,
-    classes: reading.Classes = None,
-    images: reading.Images = None,
-    backbone: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="An ONNX model [batch, …] → [batch, D] whose embeddings are the features. It must "
-            "be public: nobody's private records may have trained it.",
-        ),
-    ] = None,
-    out: Out = None,
-) -> None:
-    """Place private records on a public map, where each votes for what lies near it.
-
-    Nothing is trained. The directory holds a transformed copy of every private record.
-
-    [bold]Examples[/bold]
-
-      terrine neighbours build mnist/ --public pool.npy --name digits
-
-      terrine neighbours build patients.csv --public census-sample.csv --schema schema.json
-          --name wards --near 100
-    """
-    own = Settings()
-    out = out or own.ensembles_dir / name
-    private = reading.load_private(data, schema, classes, images, public)
-    pool, _ = load_pool(public, private)
-    say(describe_private_rows(pool, private))
-    make_directories(own)
-    key = records_key(own, make=True)
+def _place(
+    config: NeighbourSettings,
+    private: Dataset,
+    public: PublicData,
+    out: Path,
+    *,
+    name: str,
+    key: bytes | None,
+) -> Manifest:
     with console.status("Placing the records"):
-        settings = NeighbourSettings(near=near, backbone=backbone)
-        manifest = place_records(private, out, name=name, public=pool, settings=settings, key=key)
-    show_manifest(out, manifest)
-    found = forecast_from_public(NeighbourEnsemble.load(out))
+        return place_records(private, out, name=name, public=public, settings=config, key=key)
+
+
+def _show_forecast(directory: Path) -> None:
+    """Print how many people will be near a query, by public rows."""
+    found = forecast_from_public(NeighbourEnsemble.load(directory))
     forecast = (
         f"{found.near:,.0f} people near a query, {found.fewest:,.0f} to {found.most:,.0f} near "
         f"four in five; one of them near {found.appearances:.2%} of the queries, the busiest "
         f"hundredth near {found.busiest:.2%} or more."
     )
     say(by_stand_ins(found, forecast))
-    say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")
+
+
+def show_directory(directory: Path, *, verify: bool) -> None:
+    """Print what a directory of an ensemble holds, once it is verified if that is wanted.
+
+    Raises StoreError for what cannot be read or is not as it should be.
+    """
+    held = ensemble_format(directory)
+    said, reached = "", Reached()
+    if verify and held.has_manifest:
+        files = load(directory, device="cpu").manifest.files
+        said = f"{directory}: all {len(files)} files match the manifest."
+    elif verify:
+        held.verify(directory)
+        said = f"{directory}: {held.document} is as it should be."
+        ask = added_as("probes", held.facts(directory)[1].kind)
+        reached = Reached() if ask is None else ask(directory)
+    if held.has_manifest and not as_json():
+        show_manifest(directory, load_manifest(directory))
+    else:
+        print_json(held.load(directory))
+    if reached.answers and not as_json():
+        console.print(tabulate(reached.answers))
+    if said and not as_json():
+        say(said)
+    if reached.wrong is not None:
+        fail(reached.wrong)
 
 
 def show_manifest(directory: Path, manifest: Manifest) -> None:

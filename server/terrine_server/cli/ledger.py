@@ -1,4 +1,4 @@
-"""`terrine ledger …` and `terrine log …`: show, verify, checkpoint and export."""
+"""`terrine ledger …`: show, verify, seal, checkpoint and export."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ from terrine_server.progress import entries_bar
 from terrine_server.settings import Settings
 
 app = typer.Typer()
-log_app = typer.Typer()
 DEFAULT_SHOWN = 20
 MAX_SHOWN = 1000
 """Entries at a time."""
 
 Output = Annotated[Path | None, typer.Option(help="File to write; default: standard output.")]
-Project = Annotated[str, typer.Argument(help="The project.")]
+OptionalProject = Annotated[
+    str | None, typer.Argument(help="A project. Default: the log of the owner's acts.")
+]
 
 
 def open_current_ledger() -> Ledger:
@@ -65,44 +66,6 @@ def open_current_ledger() -> Ledger:
     ledger = operations.open_ledger(settings)
     ledger.check_sealed()
     return ledger
-
-
-@log_app.command("show")
-@with_json
-def show_log(
-    last: Annotated[
-        int, typer.Option(min=1, max=MAX_SHOWN, help="Number of entries to show.")
-    ] = DEFAULT_SHOWN,
-) -> None:
-    """Show who did what, newest last: projects, tokens, ensembles, keys, publications, exports."""
-    ledger = open_current_ledger()
-    entries = ledger.log(limit=last, newest=True)
-    shown = views.actors(ledger, (entry.actor for entry in entries))
-    output(
-        entries,
-        [
-            {
-                "#": str(entry.seq),
-                "when (UTC)": f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
-                "who": shown[entry.actor],
-                "what": entry.action,
-                "on": entry.subject,
-                "detail": ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None),
-            }
-            for entry in entries
-        ],
-    )
-
-
-@log_app.command("export")
-def export_log(
-    output: Output = None,
-) -> None:
-    """Export the log: its end, then every entry, one JSON object per line.
-
-    `docs/check_chain.py` checks an export without Terrine.
-    """
-    _write_lines(operations.export_log(open_current_ledger()), output)
 
 
 def _write_lines(lines: Iterable[object], output: Path | None) -> None:
@@ -232,7 +195,7 @@ def seal(
     for kind, subjects in sealed.adopted.items():
         for subject in subjects:
             say(f"Taken as it is: {kind} {subject}")
-    say(f"Sealed, with {sealed.projects} projects. `terrine log show` shows the details.")
+    say(f"Sealed, with {sealed.projects} projects. `terrine ledger show` shows the details.")
     if old_key is not None:
         say("Tokens were made with the old key, and are no longer valid: make new ones.")
 
@@ -335,17 +298,77 @@ def _report(what: str, entries: str, found: Verification | LogVerification) -> b
 @app.command()
 @with_json
 def show(
-    project: Project,
+    project: OptionalProject = None,
+    entries: Annotated[
+        str | None,
+        typer.Argument(help="Numbers of a project's entries, such as 12 or 12-14."),
+    ] = None,
     last: Annotated[
-        int, typer.Option(min=0, max=MAX_SHOWN, help="Number of entries to show.")
-    ] = DEFAULT_SHOWN,
+        int | None,
+        typer.Option(
+            min=0,
+            max=MAX_SHOWN,
+            help=f"In place of ENTRIES: how many to show. Default: {DEFAULT_SHOWN}.",
+        ),
+    ] = None,
+    payers: Annotated[
+        bool,
+        typer.Option(
+            "--payers",
+            help="Of a project: which token paid for which entries. For the data owner alone. A "
+            "query that was paid before is free for whoever asks it again, and they are not in the "
+            "ledger.",
+        ),
+    ] = False,
 ) -> None:
-    """Show a project's account and its last entries. `terrine project list` has all accounts."""
+    """Show a project's account and its last entries, or the log of who did what.
+
+    The administrative log has projects, tokens, ensembles, keys, publications and exports, newest
+    last. `terrine project show` lists the accounts of all projects.
+
+    [bold]Examples[/bold]: terrine ledger show, terrine ledger show sepsis 12-14 --payers
+    """
+    if entries is not None and last is not None:
+        fail("Name entries or give --last, not both.")
+    shown = DEFAULT_SHOWN if last is None else last
     ledger = open_current_ledger()
+    if project is None:
+        if payers:
+            fail("--payers is of a project: name it.")
+        _show_log(ledger, shown)
+        return
+    charges = ledger.project(project).charges
+    first, end = _parse_range(entries, charges, shown)
+    if payers:
+        _show_payers(ledger, project, first, end)
+    else:
+        _show_project(ledger, project, first, end)
+
+
+def _show_log(ledger: Ledger, last: int) -> None:
+    entries = ledger.log(limit=last, newest=True)
+    shown = views.actors(ledger, (entry.actor for entry in entries))
+    output(
+        entries,
+        [
+            {
+                "#": str(entry.seq),
+                "when (UTC)": f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+                "who": shown[entry.actor],
+                "what": entry.action,
+                "on": entry.subject,
+                "detail": ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None),
+            }
+            for entry in entries
+        ],
+    )
+
+
+def _show_project(ledger: Ledger, project: str, first: int, last: int) -> None:
     record = ledger.project(project)
     account = views.budget(record)
     log = log_state(ledger.checkpoint(), own_policy(Settings()))
-    entries = ledger.charges(project, after_seq=max(0, record.charges - last), limit=last)
+    entries = ledger.charges(project, after_seq=first - 1, limit=last - first + 1)
     if as_json():
         print_json(
             {
@@ -383,21 +406,7 @@ def show(
         console.print(table)
 
 
-@app.command()
-@with_json
-def payers(
-    project: Project,
-    entries: Annotated[
-        str | None,
-        typer.Argument(help="Numbers of entries, such as 12 or 12-14; default: the last 20."),
-    ] = None,
-) -> None:
-    """Show which token paid for which entries. For the data owner alone.
-
-    A query that was paid before is free for whoever asks it again, and they are not in the ledger.
-    """
-    ledger = open_current_ledger()
-    first, last = _parse_range(entries, ledger.project(project).charges)
+def _show_payers(ledger: Ledger, project: str, first: int, last: int) -> None:
     charged = ledger.charges(project, after_seq=first - 1, limit=last - first + 1)
     paid = ledger.payers(project, [entry.seq for entry in charged if entry.figure is None])
     labels = ledger.token_labels({*paid.values()})
@@ -420,10 +429,10 @@ def payers(
     )
 
 
-def _parse_range(entries: str | None, charges: int) -> tuple[int, int]:
-    """Return the first and the last of the entries that were asked for."""
+def _parse_range(entries: str | None, charges: int, shown: int) -> tuple[int, int]:
+    """Return the first and the last of the entries that were asked for, by default `shown`."""
     if entries is None:
-        return max(1, charges - DEFAULT_SHOWN + 1), max(1, charges)
+        return max(1, charges - shown + 1), charges
     numbers = re.fullmatch(r"([1-9]\d{0,17})(?:-([1-9]\d{0,17}))?", entries)
     first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
     if not first <= last < first + MAX_SHOWN:
@@ -468,15 +477,19 @@ def restored(
 
 @app.command()
 def export(
-    project: Project,
+    project: OptionalProject = None,
     output: Output = None,
 ) -> None:
-    """Export a project's ledger: the account, then the entries, one JSON object per line.
+    """Export a project's account and entries, or the log, as one JSON object per line.
 
-    It has everything that the hashes cover: `terrine ledger verify --file` verifies an export
-    without the database. The project's page and the API have its charges as CSV.
+    It has everything that the hashes cover. Without the database, `terrine ledger verify --file`
+    verifies a project's export, and `docs/check_chain.py`, without Terrine, both. The project's
+    page and the API have its charges as CSV.
     """
     ledger = open_current_ledger()
+    if project is None:
+        _write_lines(operations.export_log(ledger), output)
+        return
     ledger.project(project)  # fails for an unknown name, before a file is made
     _write_lines(operations.export(ledger, project), output)
 

@@ -7,7 +7,9 @@ import types
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Concatenate,
@@ -28,10 +30,21 @@ from terrine_server.cli.console import as_json, fail, output, say, sentence, wit
 from terrine_server.planning.opening import Consensus
 from terrine_server.privacy.mechanisms import ENTRY_POINT_GROUP
 
+if TYPE_CHECKING:
+    from terrine_models.teachers.manifests import TeacherSettings
+    from terrine_models.teachers.neighbours import NeighbourSettings
+
 M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+EnsembleName = Annotated[
+    str, typer.Argument(metavar="ENSEMBLE", help="Name of an ensemble, or its directory.")
+]
+NewEnsemble = Annotated[
+    str, typer.Option("--name", help="Name of the ensemble: a-z, 0-9, '-' and '_'.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")]
 
 SPEC = "NAME:PARAMETER=VALUE,…"
 """How help shows such an option."""
@@ -65,29 +78,6 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
             fail(f"{option}: {name} has no parameter {parameter!r}; {has}.")
     return TypeAdapter(kind).validate_python(parameters)
-
-
-def show_kinds(what: str, kinds: Mapping[str, type], name: str | None) -> None:
-    """Print what an option may name, with its parameters, or what the parameters of one mean."""
-    if name is not None:
-        if name not in kinds:
-            fail(f"There is no {what} {name!r}, but {', '.join(kinds)}.")
-        output(_parameters(kinds[name]), _parameters(kinds[name]))
-        return
-    output(
-        {each: _parameters(kind) for each, kind in kinds.items()},
-        [
-            {
-                "name": each,
-                "parameters": ", ".join(
-                    parameter if field.is_required() else f"[{parameter}]"
-                    for parameter, field in _described_fields(kind).items()
-                ),
-                "what it is": kind.__doc__,
-            }
-            for each, kind in kinds.items()
-        ],
-    )
 
 
 def _described_fields(kind: type) -> dict[str, FieldInfo]:
@@ -133,22 +123,72 @@ def mechanism_text(spec: dict[str, Any]) -> str:
 
 
 @with_json
-def mechanisms(
+def parameters(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show what this one's parameters mean.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Show what the parameters of this one mean."),
     ] = None,
 ) -> None:
-    """List the mechanisms with their parameters; those in brackets may be left out."""
-    known = None if name is None else name.replace("-", "_")
-    show_kinds("mechanism", MECHANISM_SPECS, known)
+    """List mechanisms and kinds with their parameters; those in brackets may be left out.
+
+    Mechanisms are what `project open --mechanism` takes, kinds what `ensemble train --kind` takes.
+
+    [bold]Examples[/bold]: terrine parameters, terrine parameters confident_gnmax
+    """
+    wanted = None if name is None else name.replace("-", "_")
+    listed = {"mechanism": MECHANISM_SPECS, "kind": teacher_kinds()}
+    if wanted is None:
+        _list_parameters(listed)
+    else:
+        _explain_parameters(wanted, listed)
+
+
+def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
+    """What `ensemble train --kind` takes: nothing where no PyTorch is installed."""
+    if find_spec("torch") is None:
+        return {}
+    # PyTorch comes with these.
+    from terrine_models.teachers.kinds import trainable
+    from terrine_models.teachers.neighbours import NeighbourSettings
+
+    return {**trainable(), NeighbourSettings.kind: NeighbourSettings}
+
+
+def _list_parameters(listed: Mapping[str, Mapping[str, type]]) -> None:
+    rows = [
+        {
+            "for": f"--{option}",
+            "name": each,
+            "parameters": ", ".join(
+                parameter if field.is_required() else f"[{parameter}]"
+                for parameter, field in _described_fields(kind).items()
+            ),
+            "what it is": kind.__doc__,
+        }
+        for option, kinds in listed.items()
+        for each, kind in kinds.items()
+    ]
+    found = {
+        option: {each: _parameters(kind) for each, kind in kinds.items()}
+        for option, kinds in listed.items()
+    }
+    output(found, rows)
     if as_json():
         return
-    if known is not None:
-        say(f"Price, proof and tests: docs/privacy/{known}.md.")
-        return
-    for each in entry_points(group=ENTRY_POINT_GROUP):
-        package = each.dist.name if each.dist else "?"
-        say(f"{each.name} of the package {package}: {each.value}")
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        package = point.dist.name if point.dist else "?"
+        say(f"{point.name} of the package {package}: {point.value}")
+
+
+def _explain_parameters(name: str, listed: Mapping[str, Mapping[str, type]]) -> None:
+    found = {option: _parameters(kinds[name]) for option, kinds in listed.items() if name in kinds}
+    if not found:
+        known = sorted({each for kinds in listed.values() for each in kinds})
+        fail(f"There is no mechanism and no kind {name!r}, but {', '.join(known)}.")
+    rows = [{"for": f"--{option}", **row} for option, table in found.items() for row in table]
+    output(found, rows)
+    if "mechanism" in found and not as_json():
+        say(f"Price, proof and tests: docs/privacy/{name}.md.")
 
 
 def _parse_consensus(text: str) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""`terrine ensemble forget` and `neighbours add`: people who leave ensembles, and who join."""
+"""`terrine ensemble forget` and `add`: people who leave ensembles, and who join."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from terrine_models.teachers.people import name_digests
 from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.ledger import open_current_ledger
+from terrine_server.cli.options import Yes
 from terrine_server.cli.reading import PICTURES, TABLE, format_of, note
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner import editions
@@ -53,7 +54,7 @@ def forget(
             "May be repeated.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Forget people in every ensemble of their population, for good, while the service runs.
 
@@ -113,7 +114,7 @@ def add(
     empty account in every project. More records of a person who is there are added to that
     person's, those that are there already are not; who was forgotten is left out.
 
-    [bold]Example[/bold]: terrine neighbours add wards admitted-in-may.csv
+    [bold]Example[/bold]: terrine ensemble add wards admitted-in-may.csv
     """
     settings, ledger = Settings(), open_current_ledger()
     manifest = _newest_manifest(ledger, settings, ensemble)

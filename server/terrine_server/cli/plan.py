@@ -17,16 +17,8 @@ from terrine_models.data.arrays import Dataset, read_arrays
 from terrine_protocol.files import replacing
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
-from terrine_server.cli.console import (
-    as_json,
-    console,
-    errors,
-    fail,
-    print_json,
-    say,
-    with_json,
-)
-from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
+from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
+from terrine_server.cli.options import SPEC, EnsembleName, mechanism_text, parse_spec
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     default_near,
@@ -283,9 +275,7 @@ def ensemble_directory(ensemble: str) -> Path:
 
 @with_json
 def evaluate(
-    ensemble: Annotated[
-        str, typer.Argument(metavar="ENSEMBLE", help="Name or directory of an ensemble.")
-    ],
+    ensemble: EnsembleName,
     data: Annotated[
         Path,
         typer.Argument(
@@ -399,7 +389,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar=f"[{SPEC}]",
-            help="A mechanism of `terrine mechanisms`; parameters that are not stated are "
+            help="A mechanism of `terrine parameters`; parameters that are not stated are "
             "searched for. Without one, the best plans of all are compared.",
         ),
     ] = None,
@@ -547,7 +537,7 @@ def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) 
     say(retirement_forecast(found, by))
     suited = default_near(by.units, rows, epsilon, delta)
     if not 0.5 <= suited / found.near <= 2:
-        say(f"For this, --near {suited:,} would suit: `terrine neighbours build`.")
+        say(f"For this, `terrine ensemble train --kind neighbours:near={suited}` would suit.")
     spec = {"name": "neighbours", "sigma": found.sigma, "queries": rows}
     say(
         f"To open the project:\n  terrine project open NAME --ensemble {name} --mechanism "

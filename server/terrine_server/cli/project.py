@@ -34,7 +34,7 @@ from terrine_server.cli.console import (
     with_json,
 )
 from terrine_server.cli.ledger import open_current_ledger
-from terrine_server.cli.options import takes
+from terrine_server.cli.options import Yes, takes
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
@@ -56,7 +56,7 @@ NameOrAll = Annotated[str | None, typer.Argument(help="Name of the project.")]
 def open_project(request: ProjectOpen) -> None:
     """Open a project. Its mechanism, prices and budget can never change.
 
-    `terrine mechanisms` names the mechanisms, `terrine plan` proposes one.
+    `terrine parameters` names the mechanisms, `terrine plan` proposes one.
 
     [bold]Example[/bold]
 
@@ -96,10 +96,37 @@ def _show_retirement(settings: Settings, record: ProjectRecord, allowance: Allow
     say(retirement_forecast(found, by))
 
 
-@app.command("list")
+@app.command()
 @with_json
-def list_projects() -> None:
-    """List all projects."""
+def show(
+    name: Annotated[str | None, typer.Argument(help="Name of the project. Default: all.")] = None,
+    secret_spend: Annotated[
+        bool,
+        typer.Option(
+            "--secret-spend",
+            help="SECRET: what the queries of a data-dependent project cost at their actual votes. "
+            "For the owner alone: it is a function of the private data, and no guarantee covers "
+            "showing it to anyone. Students see bounds on it, published at counts that were fixed "
+            "beforehand.",
+        ),
+    ] = False,
+) -> None:
+    """Show a project's terms and account, or list all projects.
+
+    JSON has the terms; see also `terrine ledger show`.
+    """
+    if secret_spend:
+        if name is None:
+            fail("--secret-spend is of one project: name it.")
+        _show_secret_spend(name)
+    elif name is None:
+        _list_projects()
+    else:
+        record = open_current_ledger().project(name)
+        output(_as_api(Settings(), [record])[0], _tabulate_terms(record))
+
+
+def _list_projects() -> None:
     settings, ledger = Settings(), open_current_ledger()
     records: list[ProjectRecord] = []
     while page := ledger.projects(records[-1].name if records else None, 100):
@@ -122,22 +149,7 @@ def list_projects() -> None:
     )
 
 
-@app.command()
-@with_json
-def show(name: Name) -> None:
-    """Show a project's terms and account. JSON has the terms; see also `terrine ledger show`."""
-    record = open_current_ledger().project(name)
-    output(_as_api(Settings(), [record])[0], _tabulate_terms(record))
-
-
-@app.command("secret-spend")
-@with_json
-def secret_spend(name: Name) -> None:
-    """Show what a data-dependent project's queries cost at their actual votes. SECRET.
-
-    For the data owner only: it is a function of the private data, and no guarantee covers showing
-    it to anyone. Students see bounds on it, published at counts that were fixed beforehand.
-    """
+def _show_secret_spend(name: str) -> None:
     spend = operations.secret_spend(open_current_ledger(), name)
     errors.print(
         "[bold red]SECRET:[/] this is computed from private votes, outside every guarantee. "
@@ -202,7 +214,7 @@ def _means_all(name: str | None, every: bool) -> bool:
 @app.command()
 def close(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Close a project for good, and return its unspent budget to its ensemble's cap."""
     open_current_ledger().project(name)  # fails for an unknown name, before the prompt
@@ -298,10 +310,24 @@ TERMS_WITHOUT_OPTION = (
 """Terms that are as requested, or given to the API or on the request's page."""
 
 
-@requests_app.command("list")
+@requests_app.command("show")
 @with_json
-def list_requests() -> None:
-    """List requests, oldest first."""
+def show_request(
+    request_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Id of the request. Default: all.")
+    ] = None,
+) -> None:
+    """Show a request and, while it is open, what approving it as made would mean; or list all.
+
+    They are listed oldest first.
+    """
+    if request_id is None:
+        _list_requests()
+    else:
+        _show_request(request_id)
+
+
+def _list_requests() -> None:
     found = open_current_ledger().list_requests()
     output(
         [views.request_account(each) for each in found],
@@ -320,10 +346,7 @@ def list_requests() -> None:
     )
 
 
-@requests_app.command("show")
-@with_json
-def show_request(request_id: Id) -> None:
-    """Show a request and, while it is open, what approving it as it was made would mean."""
+def _show_request(request_id: str) -> None:
     ledger = open_current_ledger()
     record = ledger.find_request(request_id)
     shown = views.request_account(record, *operations.examine_request(ledger, record))
@@ -517,11 +540,43 @@ def register(
 
 
 @with_json
-def list_ensembles() -> None:
-    """List the registered ensembles, the caps of their populations, and what is reserved of these.
+def show_ensemble(
+    ensemble: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENSEMBLE]",
+            help="Name of an ensemble, or its directory. Default: all that are registered.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="First check every file against the digests in the manifest. Owners who keep "
+            "their teachers are asked about one blank input, and an aggregator for its terms. "
+            "Exits with code 1 if files differ, owners are fewer than the quorum, or terms others.",
+        ),
+    ] = False,
+) -> None:
+    """Show an ensemble's manifest; or list registered ensembles, with caps and what is reserved.
 
-    A cap is listed with each ensemble that shares it.
+    A cap is of a population: it is listed with each ensemble that shares it.
+
+    [bold]Examples[/bold]: terrine ensemble show, terrine ensemble show digits --verify
     """
+    if ensemble is None:
+        if verify:
+            fail("--verify is of one ensemble: name it.")
+        _list_ensembles()
+        return
+    # PyTorch comes with these, and a list needs none.
+    from terrine_server.cli.ensemble import show_directory
+    from terrine_server.cli.plan import ensemble_directory
+
+    show_directory(ensemble_directory(ensemble), verify=verify)
+
+
+def _list_ensembles() -> None:
     records = open_current_ledger().ensembles()
     if as_json():
         voters = AnyVoters(Settings())

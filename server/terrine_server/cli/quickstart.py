@@ -40,7 +40,7 @@ from terrine_server.cli.console import (
     say,
     with_json,
 )
-from terrine_server.cli.options import mechanism_text
+from terrine_server.cli.options import Yes, mechanism_text
 from terrine_server.errors import NotFound
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import ask_every_question
@@ -210,26 +210,10 @@ def quickstart(
         str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
     ] = None,
     bins: reading.Bins = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
-        ),
-    ] = None,
+    group: reading.Group = None,
+    columns: reading.Columns = None,
+    ignore: reading.Ignore = None,
+    keep: reading.Keep = None,
     classes: reading.Classes = None,
     images: reading.Images = None,
     epsilon: Annotated[
@@ -255,7 +239,7 @@ def quickstart(
             "its own.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")] = False,
+    yes: Yes = False,
     anyway: Annotated[
         bool,
         typer.Option(
@@ -1201,7 +1185,7 @@ def _show_commands(
     name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
-        made = ["neighbours", "build", data, "--near", first.neighbours.near]
+        made[3:] = ["--kind", f"neighbours:near={first.neighbours.near}"]
     made += ["--name", name, "--public", given.public, *([] if schema else given.formats)]
     register: list[object] = ["ensemble", "register", name]
     if registered.population is not None:

@@ -85,12 +85,40 @@ Images = Annotated[
         "those of --public, else 16.",
     ),
 ]
+Schema = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Public schema of a table: `terrine ensemble schema`. Its column of the role group "
+        "says whose a row is.",
+    ),
+]
 Bins = Annotated[
     str | None,
     typer.Option(
         metavar="A,B,…",
         help="Of a table: cut the numbers of the column to predict into classes, at these edges, "
         "all of it public: 100,250 makes three.",
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="Of a table: the column that names whose a row is, if several."
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…", help="Names of the columns of CSV files without a header."),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Of a table: a column to leave out. May be repeated."),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
     ),
 ]
 
@@ -469,22 +497,10 @@ def schema(
             "on standard error.",
         ),
     ] = Path("schema.json"),
-    group: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Column that names the person a row belongs to."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to leave out. May be repeated."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
-    ] = None,
+    group: Group = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
+    columns: Columns = None,
 ) -> None:
     """Propose a schema for a public table, explain it, and write it to a file you can edit.
 

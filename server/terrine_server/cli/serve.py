@@ -48,15 +48,17 @@ from terrine_server.settings import Settings, VotersKind
 ANY_ADDRESS = {"*", "0.0.0.0/0", "::/0"}
 
 
+ServiceRole = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROLE",
+        help="PostgreSQL role that `serve` logs in as. It may add charges, never change them.",
+    ),
+]
+
+
 def init(
-    service_role: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE",
-            help="PostgreSQL role that `serve` will log in as. It may add charges, never change "
-            "them.",
-        ),
-    ] = None,
+    service_role: ServiceRole = None,
     origin: Annotated[
         str | None,
         typer.Option(
@@ -360,10 +362,7 @@ def upgrade(
     check: Annotated[
         bool, typer.Option("--check", help="Only say what was found, and change nothing.")
     ] = False,
-    service_role: Annotated[
-        str | None,
-        typer.Option(metavar="ROLE", help="As of `init`: the PostgreSQL role that `serve` uses."),
-    ] = None,
+    service_role: ServiceRole = None,
 ) -> None:
     """Say whether this version will serve what is here; if so, migrate the ledger.
 

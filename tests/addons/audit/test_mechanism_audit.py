@@ -233,39 +233,35 @@ class TestPlantedDefects:
         assert [finding.verdict for finding in audit_noise(400_000, LEVEL)] == ["exceeded"]
         assert least > 1 or caught("noisy_votes")
 
-    def test_counts_without_noise_beside_a_noisy_label(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("part", "seen"),
+        [
+            (lambda counts, noisy: {"counts": counts}, (True, True)),
+            (lambda counts, noisy: {"labels": counts.argmax(axis=1)}, (True, False)),
+            # Of the third class: the two that are compared are as they should be.
+            (
+                lambda counts, noisy: {"counts": np.hstack([noisy[:, :2], counts[:, 2:]])},
+                (False, True),
+            ),
+        ],
+        ids=["counts", "label", "one count"],
+    )
+    def test_a_part_of_an_answer_without_noise(
+        self, part: Any, seen: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def release(self: NoisyVotes, counts: Any, *_: Any) -> Released:
-            return replace(honest(self, counts), counts=counts)
-
-        honest = NoisyVotes.release
-        monkeypatch.setattr(NoisyVotes, "release", release)
-        assert caught("noisy_votes")
-        assert [f.passed for f in audit_noise(100_000, LEVEL)] == [True, True, False]
-
-    def test_a_label_without_noise_beside_noisy_counts(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def release(self: NoisyVotes, counts: Any, *_: Any) -> Released:
-            return replace(honest(self, counts), labels=counts.argmax(axis=1))
-
-        honest = NoisyVotes.release
-        monkeypatch.setattr(NoisyVotes, "release", release)
-        assert caught("noisy_votes")
-
-    def test_one_count_without_noise(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of the third class: the two that are compared are as they should be."""
+        """By the audit of neighbouring votes, and by that of the noise."""
+        by_votes, by_noise = seen
 
         def release(self: NoisyVotes, counts: Any, *_: Any) -> Released:
             result = honest(self, counts)
-            assert result.counts is not None
-            result.counts[:, 2:3] = counts[:, 2:3]
-            return result
+            return replace(result, **part(counts, result.counts))
 
         honest = NoisyVotes.release
         monkeypatch.setattr(NoisyVotes, "release", release)
-        assert [f.passed for f in audit_noise(100_000, LEVEL)] == [True, True, False]
+        if by_votes:
+            assert caught("noisy_votes")
+        if by_noise:
+            assert [f.passed for f in audit_noise(100_000, LEVEL)] == [True, True, False]
 
     # By day the exact losses of the worst votes find it: tests/addons/audit/test_worst_votes.py.
     @pytest.mark.nightly
@@ -324,8 +320,7 @@ class TestPlantedDefects:
         self, title: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         replace_sampler(
-            monkeypatch,
-            lambda table, shape: np.broadcast_to(sample(table, (shape[0], 1)), shape),
+            monkeypatch, lambda table, shape: np.broadcast_to(sample(table, (shape[0], 1)), shape)
         )
         assert caught(title)
 

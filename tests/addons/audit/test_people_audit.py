@@ -113,12 +113,7 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "plant",
-    [
-        rolls_accounts_back,
-        overspends_in_its_last_step,
-        judges_once_a_request,
-        refunds_abstentions,
-    ],
+    [rolls_accounts_back, overspends_in_its_last_step, judges_once_a_request, refunds_abstentions],
     ids=lambda plant: plant.__name__,
 )
 @pytest.mark.usefixtures("little_noise")

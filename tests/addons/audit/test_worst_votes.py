@@ -9,12 +9,7 @@ import pytest
 
 from support.wording import holds
 from terrine_addons.audit import evidence
-from terrine_addons.audit.evidence import (
-    EXAMPLE,
-    audit_prices,
-    needed_by_answer,
-    needed_share,
-)
+from terrine_addons.audit.evidence import EXAMPLE, audit_prices, needed_by_answer, needed_share
 from terrine_server.privacy import GaussianArgmax, Price, Rule, VoteOutcome, build_mechanism, price
 
 SHARES = (1.0, 0.5, 0.05)

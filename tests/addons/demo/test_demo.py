@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from rich.console import Console
@@ -176,10 +175,7 @@ def test_mnist_is_split_into_private_public_and_held_out(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_server_that_cannot_start_reports_why(tmp_path: Path) -> None:
-    with (
-        refuses(ServerError, 1, "init`"),
-        running_server(tmp_path / "absent", tmp_path / "log"),
-    ):
+    with refuses(ServerError, 1, "init`"), running_server(tmp_path / "absent", tmp_path / "log"):
         pass
 
 
@@ -203,12 +199,3 @@ def test_an_interrupt_that_meets_the_start_of_a_server_stops_it(
         signal.signal(signal.SIGINT, usual)
         begun[0].kill()
     assert begun[0].returncode is not None, "it was waited for"
-
-
-@pytest.mark.nightly
-def test_a_server_stops_when_its_context_ends(terrine: Terrine, tmp_path: Path) -> None:
-    terrine("init").fine  # noqa: B018 - asserts
-    with running_server(tmp_path / "data", tmp_path / "log") as url:
-        assert httpx.get(f"{url}/healthz", trust_env=False).is_success
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/healthz", trust_env=False)

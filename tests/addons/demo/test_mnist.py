@@ -105,37 +105,38 @@ def test_all_four_files_arrive_unpacked_and_are_not_fetched_again(
     assert len(mirror.served) == served
 
 
-def test_a_file_with_the_wrong_digest_is_discarded(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.files["/train-labels-idx1-ubyte.gz"] = gzip.compress(b"something else")
-    with refuses(FetchError, "MNIST"):
+FIRST, LABELS = "/train-images-idx3-ubyte.gz", "/train-labels-idx1-ubyte.gz"
+BAD: dict[str, tuple[str, bytes | None, tuple[object, ...]]] = {
+    "another file": (LABELS, gzip.compress(b"something else"), ("MNIST",)),
+    "a decompression bomb": (FIRST, gzip.compress(bytes(50_000_000)), ("bytes",)),
+    "a page of the Web": (FIRST, b"<html>not gzip</html>", (FIRST[1:],)),
+    "nothing": (FIRST, b"", (FIRST[1:],)),
+    "a file that is not there": (FIRST, None, (FIRST[1:], 404)),
+}
+"""What is served in place of a file, and what is said of it."""
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_not_a_file_of_mnist_is_refused_and_not_kept(
+    mirror: Mirror, tmp_path: Path, what: str
+) -> None:
+    name, body, words = BAD[what]
+    del mirror.files[name]
+    if body is not None:
+        mirror.files[name] = body
+    with refuses(FetchError, *words):
         fetch_mnist(mirror.url, tmp_path)
-    assert leftovers(tmp_path) == ["train-images-idx3-ubyte"]
+    assert leftovers(tmp_path) == ([] if name == FIRST else ["train-images-idx3-ubyte"])
     assert not cached_mnist(tmp_path)
 
 
-def test_a_decompression_bomb_is_cut_off_at_the_expected_size(
+def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
     mirror: Mirror, tmp_path: Path
 ) -> None:
-    mirror.files["/train-images-idx3-ubyte.gz"] = gzip.compress(bytes(50_000_000))
-    with refuses(FetchError, "bytes"):
+    mirror.cut.add(FIRST)
+    with refuses(FetchError, 10):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize("body", [b"<html>not gzip</html>", b""])
-def test_something_that_is_no_gzip_file_is_refused(
-    mirror: Mirror, tmp_path: Path, body: bytes
-) -> None:
-    mirror.files["/train-images-idx3-ubyte.gz"] = body
-    with refuses(FetchError, "train-images-idx3-ubyte.gz"):
-        fetch_mnist(mirror.url, tmp_path)
-    assert leftovers(tmp_path) == []
-
-
-def test_a_missing_file_is_named(mirror: Mirror, tmp_path: Path) -> None:
-    del mirror.files["/t10k-images-idx3-ubyte.gz"]
-    with refuses(FetchError, "t10k-images-idx3-ubyte.gz", 404):
-        fetch_mnist(mirror.url, tmp_path)
 
 
 def test_a_mirror_that_stalls_is_given_up(
@@ -145,15 +146,6 @@ def test_a_mirror_that_stalls_is_given_up(
     monkeypatch.setattr(material, "TIMEOUT_SECONDS", (60, 0.3))
     mirror.stalled.add("/train-images-idx3-ubyte.gz")
     with refuses(FetchError, "images-idx3-ubyte.gz", "timed"):
-        fetch_mnist(mirror.url, tmp_path)
-    assert leftovers(tmp_path) == []
-
-
-def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
-    mirror: Mirror, tmp_path: Path
-) -> None:
-    mirror.cut.add("/train-images-idx3-ubyte.gz")
-    with refuses(FetchError, 10):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
 
@@ -175,11 +167,6 @@ def test_a_mirror_may_declare_the_packing_as_its_own(mirror: Mirror, tmp_path: P
     mirror.encoding = "gzip"
     fetch_mnist(mirror.url, tmp_path)
     assert cached_mnist(tmp_path)
-
-
-def test_no_mirror_at_all_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with refuses(FetchError, "refused"):
-        fetch_mnist("http://127.0.0.1:9/", tmp_path)
 
 
 def test_an_altered_file_in_the_cache_is_fetched_afresh(mirror: Mirror, tmp_path: Path) -> None:

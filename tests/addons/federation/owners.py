@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from terrine_addons.federation import voters
 from terrine_addons.federation.aggregator import OWNERS, Aggregator, make
-from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.federations import Federation, read_token
 from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_models.data.arrays import InputSpec
 from terrine_models.teachers.ensemble import Ensemble
@@ -207,6 +207,27 @@ class SharingOwners:
             if kept.status_code != 204:
                 return Response(kept.content, 502)
         return Response(voters.encode_share(ours)[: -4 if behaves == "short" else None])
+
+
+def shared_federation(owners: SharingOwners, spec: InputSpec, quorum: int) -> Federation:
+    """Describe these owners, whose votes are added up with the aggregator."""
+    names = owners.terms.owners
+    return Federation.model_validate(
+        {
+            "name": "ward",
+            "input": spec.model_dump(),
+            "classes": [str(number) for number in range(owners.terms.classes)],
+            "owners": [
+                {"name": name, "url": owners.url, "model": name, "binary": True} for name in names
+            ],
+            "units": 1000,
+            "disjoint_by": "each hospital has its own patients",
+            "quorum": quorum,
+            "timeout_seconds": 30,
+            "salt": "0" * 64,
+            "aggregator": {"url": owners.aggregator_url, "sigma": owners.terms.sigma},
+        }
+    )
 
 
 def owner_tokens(directory: Path, terms: AggregatorTerms) -> list[str]:

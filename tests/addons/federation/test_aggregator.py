@@ -45,12 +45,7 @@ class Asking:
         self.tokens = owner_tokens(party, terms())
 
     def put(
-        self,
-        owner: int,
-        of_round: str,
-        share: bytes,
-        token: str | None = None,
-        **said: str,
+        self, owner: int, of_round: str, share: bytes, token: str | None = None, **said: str
     ) -> int:
         """Put a share, by default of one row, with what its owner says of it."""
         headers = {
@@ -141,18 +136,6 @@ def test_a_share_of_other_rows_or_classes_than_those_priced_is_refused(
     assert asking.put(0, name, ROW * 2, **{voters.SHAPE: f"2x{CLASSES}"}) == 204
     assert asking.open(name, [NAMES[0]], 1).status_code == 409, "rows are the owners' to say"
     assert aggregator.count.released == before
-
-
-def test_several_votes_in_a_row_would_cost_several_times_what_is_promised() -> None:
-    """Why all numbers of classes must be equal: the price is that of one vote in each row."""
-    own = terms(epsilon=0.99, sigma=400.0, classes=100).price()
-    most = own.affordable(Account())
-    # Fifty votes among two classes move 100 numbers of a row by one, where one vote moves two. The
-    # Gaussian mechanism loses by the sum of squares, in whatever rows: as much as fifty rows.
-    assert np.square(np.tile([1, -1], 50)).sum() == 50 * np.square([1, -1]).sum()
-    promised, fifty_votes = (own.epsilon_spent(k * most * own.worst.cost) for k in (1, 50))
-    assert 0.98 < promised <= 0.99
-    assert 8.7 < fifty_votes < 8.8
 
 
 def test_malformed_requests_are_refused(asking: Asking) -> None:

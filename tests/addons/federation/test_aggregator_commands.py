@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -39,7 +40,7 @@ def test_labels_without_anybody_seeing_a_vote(
     pem, party = certified(tmp_path, "both"), tmp_path / "party"
     (tmp_path / "aggregator.toml").write_text(AGGREGATOR)
     holds(
-        terrine("aggregator", "make", tmp_path / "aggregator.toml", party).fine,
+        terrine("federation", "make-aggregator", tmp_path / "aggregator.toml", party).fine,
         "queries",
         "released",
     )
@@ -49,8 +50,8 @@ def test_labels_without_anybody_seeing_a_vote(
     settings.secret_key_path.chmod(0o600)
     engine = migrated(settings.database)
     ledger = Ledger(engine, SECRET_KEY)
-    teacher = ("teacher", "serve", digits_ensemble.directory)
-    with small_server(pem, "aggregator", "serve", party) as aggregator_url:
+    teacher = ("federation", "serve-teacher", digits_ensemble.directory)
+    with small_server(pem, "federation", "serve-aggregator", party) as aggregator_url:
         shared = {
             "TEACHER_TOKEN_FILE": tmp_path / "token",
             "AGGREGATOR_URL": aggregator_url,
@@ -71,7 +72,7 @@ def test_labels_without_anybody_seeing_a_vote(
                 f'[[owner]]\nname = "b"\nurl = "https://127.0.0.1:9"\n{common}'
                 f'[[owner]]\nname = "c"\nurl = "https://127.0.0.1:9/c"\n{common}'
             )
-            said = terrine("owners", "gather", file, "--name", "ward").fine
+            said = terrine("federation", "gather", file, "--name", "ward").fine
             holds(said, 2, "answer")
             assert "aggregator" in said
             register = ("ensemble", "register", "ward", "--epsilon", 50, "--delta", 5e-4)
@@ -91,7 +92,6 @@ def test_labels_without_anybody_seeing_a_vote(
             assert counts.std() > 5 * np.sqrt(chi2.ppf(1e-9, counts.size - 1) / counts.size)
             assert (np.asarray(again.noisy_counts) == counts[:8]).all()
             assert (ledger.project("study").charges, ReleaseCounter(party).released) == (40, 40)
-            assert "40 of" in terrine("aggregator", "show", party).fine
 
             plain = httpx.Client(base_url=url, verify=False)
             bearer = {"Authorization": f"Bearer {(tmp_path / 'token').read_text().strip()}"}
@@ -102,7 +102,11 @@ def test_labels_without_anybody_seeing_a_vote(
             assert nameless.status_code == 400
             holds(nameless.text, "Terrine-Round")
             plain.close()
-    holds(terrine("owners", "check", "ward").err, "federation")
+    holds(terrine("ensemble", "show", "ward", "--verify").err, "federation")
+    serve = ("federation", "serve-aggregator", party)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = terrine(*serve, TERRINE_PORT=str(taken.getsockname()[1])).out
+    holds(said, "released", "40", "of")
     with serving(settings) as service:
         answer = httpx.post(
             f"{service}/label",
@@ -129,16 +133,17 @@ def test_commands_say_what_is_missing(
     tmp_path: Path, terrine: Terrine, digits_ensemble: DigitsEnsemble
 ) -> None:
     file = tmp_path / "aggregator.toml"
-    holds(terrine("aggregator", "make", file, tmp_path / "x").refused, "read")
+    holds(terrine("federation", "make-aggregator", file, tmp_path / "x").refused, "read")
     file.write_text("owners = [")
-    holds(terrine("aggregator", "make", file, tmp_path / "x").refused, "TOML")
+    holds(terrine("federation", "make-aggregator", file, tmp_path / "x").refused, "TOML")
     file.write_text(AGGREGATOR.replace("sigma = 4", "sigma = 0"))
-    assert "sigma" in terrine("aggregator", "make", file, tmp_path / "x").refused
+    assert "sigma" in terrine("federation", "make-aggregator", file, tmp_path / "x").refused
     assert not (tmp_path / "x").exists()
-    holds(terrine("aggregator", "show", tmp_path).refused, "aggregator")
-    holds(terrine("aggregator", "serve", tmp_path, TERRINE_HOST="0.0.0.0").refused, "TLS")
+    serve = ("federation", "serve-aggregator", tmp_path)
+    holds(terrine(*serve).refused, "aggregator")
+    holds(terrine(*serve, TERRINE_HOST="0.0.0.0").refused, "TLS")
     (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
-    teacher = ("teacher", "serve", digits_ensemble.directory)
+    teacher = ("federation", "serve-teacher", digits_ensemble.directory)
     url = {"TERRINE_AGGREGATOR_URL": "https://b.example"}
     token = {"TERRINE_AGGREGATOR_TOKEN_FILE": str(tmp_path / "token")}
     own = {"TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token")}
@@ -162,7 +167,7 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
     aggregator = Aggregator(tmp_path / "party")
     (tmp_path / "token").write_text("a-token-of-more-than-twenty-characters")
     with listening(aggregator.app()) as url:
-        serve = ("teacher", "serve", digits_ensemble.directory)
+        serve = ("federation", "serve-teacher", digits_ensemble.directory)
         shared = {
             "TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token"),
             "TERRINE_AGGREGATOR_URL": url,
@@ -185,10 +190,7 @@ def test_an_owner_shares_nothing_under_terms_that_it_did_not_agree_to(
         with listening(teacher.app()) as asked:
             x = digits_ensemble.public[:8]
             body, headers = voters.encode_request(x, "input", None, binary=True)
-            headers |= {
-                "Authorization": "Bearer secret",
-                voters.ROUND: voters.new_round(),
-            }
+            headers |= {"Authorization": "Bearer secret", voters.ROUND: voters.new_round()}
             answer = httpx.post(
                 f"{asked}/v2/models/digits/share", content=body, headers=headers, timeout=60
             )

@@ -135,18 +135,6 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     assert not moved.sum(axis=1).any()
 
 
-def test_below_the_quorum_nobody_votes(
-    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
-) -> None:
-    record = gathered(tmp_path, federation(digits, owners.url))
-    voters, x = RemoteVoters(tmp_path), digits_ensemble.public[:4]
-    owners.behaviour |= dict.fromkeys(range(5), "status")
-    checked_votes(voters, record, x)
-    owners.behaviour |= dict.fromkeys(range(6), "status")
-    with refuses(EnsembleUnavailable, 15):
-        checked_votes(voters, record, x)
-
-
 class EndsEveryOtherRequest(BaseHTTPRequestHandler):
     """An owner who votes for class 3, and whose kept connection ends when it is used again."""
 
@@ -365,6 +353,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
             asked += len(answers.labels)
         assert asked == 24
         assert ledger.project("study").charges == 24
+        owners.behaviour.clear()
         owners.behaviour |= dict.fromkeys(range(6), "reset")
         headers = {"Authorization": f"Bearer {token}"}
         x = digits_ensemble.public[100:102].tolist()

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 
-from addons.federation.owners import SharingOwners, choices, sharing_owners
+from addons.federation.owners import SharingOwners, choices, shared_federation, sharing_owners
 from support.data import DigitsEnsemble
 from support.wording import refuses
 from terrine_addons.federation import voters as remote_voters
 from terrine_addons.federation.aggregator import SERVICE, Aggregator
-from terrine_addons.federation.federations import Federation, federation_digest, save_federation
+from terrine_addons.federation.federations import federation_digest, save_federation
 from terrine_addons.federation.voters import (
     AggregatorTerms,
     Share,
@@ -75,22 +75,7 @@ def aggregator(served: tuple[SharingOwners, Aggregator]) -> Aggregator:
 @pytest.fixture
 def record(tmp_path: Path, digits: Ensemble, owners: SharingOwners, aggregator: Aggregator) -> Any:
     """The facts that voting needs of the ensemble's record; its federation is in `tmp_path`."""
-    federation = Federation.model_validate(
-        {
-            "name": "ward",
-            "input": digits.manifest.input.model_dump(),
-            "classes": digits.manifest.classes,
-            "owners": [
-                {"name": name, "url": owners.url, "model": name, "binary": True} for name in NAMES
-            ],
-            "units": 1000,
-            "disjoint_by": "each hospital has its own patients",
-            "quorum": 15,
-            "timeout_seconds": 30,
-            "salt": "0" * 64,
-            "aggregator": {"url": owners.aggregator_url, "sigma": SIGMA},
-        }
-    )
+    federation = shared_federation(owners, digits.manifest.input, 15)
     save_federation(tmp_path, federation)
     (tmp_path / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
     facts = SimpleNamespace(

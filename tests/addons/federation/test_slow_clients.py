@@ -153,7 +153,6 @@ def test_half_sent_heads_are_closed(
 def test_more_half_sent_heads_than_there_is_room_for_keep_nobody_out(
     kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """They are never closed for their time, but give way to others."""
     with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
         for number in range(LONG.connections + SPARE_CONNECTIONS + 20):
             one = stack.enter_context(server.connect())
@@ -204,7 +203,6 @@ def test_refusals_that_are_free_to_repeat_are_answered_slowly(
 def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
     tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    """24 of them, none complete: those beyond the owner's part are refused as they come."""
     share, limits = 40_000, replace(LONG, held_bytes=20 * 40_000)
     with small("aggregator", limits, tmp_path, digits_ensemble) as server, ExitStack() as stack:
         wires = [stack.enter_context(server.connect()) for _ in range(24)]

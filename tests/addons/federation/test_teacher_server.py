@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from pathlib import Path
-from socket import create_server
 
 import httpx
 import pytest
@@ -29,7 +27,7 @@ def test_owners_serve_their_teachers_and_are_gathered(
     certified(tmp_path, "other")
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("not-the-token-of-this-teacher")
-    serve = ("teacher", "serve", digits_ensemble.directory)
+    serve = ("federation", "serve-teacher", digits_ensemble.directory)
     with small_server(good, *serve, TEACHER_TOKEN_FILE=tmp_path / "token") as url:
         entry = f'url = "{url}"\nmodel = "digits"\n'
         head = (
@@ -47,7 +45,7 @@ def test_owners_serve_their_teachers_and_are_gathered(
             f'[[owner]]\nname = "d"\nurl = "{url}//"\nmodel = "other"\ncertificate = "good.pem"\n'
             f'token_file = "wrong"\n'
         )
-        said = terrine("owners", "gather", file, "--name", "ward").fine
+        said = terrine("federation", "gather", file, "--name", "ward").fine
         holds(said, 4, 1)
         holds(said, 3, "answer")
         assert "CERTIFICATE_VERIFY_FAILED" in said
@@ -55,8 +53,8 @@ def test_owners_serve_their_teachers_and_are_gathered(
         assert all(path.stat().st_mode & 0o077 == 0 for path in directory.iterdir())
         assert TOKEN not in (directory / "federation.json").read_text()
         assert probe(directory, load_federation(directory))[0] is None
-        assert "answers" in terrine("owners", "check", "ward").fine
-        assert "exists" in terrine("owners", "gather", file, "--name", "ward").refused
+        assert "answers" in terrine("ensemble", "show", "ward", "--verify").fine
+        assert "exists" in terrine("federation", "gather", file, "--name", "ward").refused
 
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=good)) as http:
             x = digits_ensemble.public[:8]
@@ -75,40 +73,6 @@ def test_owners_serve_their_teachers_and_are_gathered(
             assert http.post(infer, content=b"{", headers={}).status_code == 400
             headers[voters.HEADER_LENGTH] = "-1"
             assert http.post(infer, content=body, headers=headers).status_code == 400
-
-
-@pytest.mark.slow
-def test_an_expired_certificate_is_trusted_by_nobody(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
-) -> None:
-    old = certified(tmp_path, "old", days=-1)
-    (tmp_path / "token").write_text(TOKEN)
-    with create_server(("127.0.0.1", 0)) as listener:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(old, old.with_suffix(".key"))
-
-        def handshake() -> None:
-            for _ in range(2):
-                own, _ = listener.accept()
-                try:
-                    context.wrap_socket(own, server_side=True)
-                except (ssl.SSLError, OSError):
-                    own.close()
-
-        thread = threading.Thread(target=handshake)
-        thread.start()
-        port = listener.getsockname()[1]
-        file = tmp_path / "owners.toml"
-        owner = f'url = "https://127.0.0.1:{port}"\ncertificate = "old.pem"\n'
-        file.write_text(
-            'classes = ["no", "yes"]\nunits = 9\ndisjoint_by = "town"\nquorum = 2\n'
-            '[input]\nshape = [2]\ndtype = "float32"\nlow = 0\nhigh = 1\n'
-            f'[[owner]]\nname = "a"\nmodel = "a"\n{owner}'
-            f'[[owner]]\nname = "b"\nmodel = "b"\n{owner}'
-        )
-        said = terrine("owners", "gather", file, "--name", "ward").fine
-        assert said.count("certificate has expired") == 2
-        thread.join(20)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +96,15 @@ def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
 ) -> None:
     file = tmp_path / "owners.toml"
     file.write_text(text)
-    holds(terrine("owners", "gather", file, "--name", "ward").refused, *says.split())
+    holds(terrine("federation", "gather", file, "--name", "ward").refused, *says.split())
     assert not (tmp_path / "data/ensembles/ward").exists()
-    holds(terrine("owners", "gather", tmp_path / "no", "--name", "w").refused, "read")
+    holds(terrine("federation", "gather", tmp_path / "no", "--name", "w").refused, "read")
 
 
 def test_votes_do_not_cross_a_network_in_the_clear(
     tmp_path: Path, digits_ensemble: DigitsEnsemble, terrine: Terrine
 ) -> None:
-    serve = ("teacher", "serve", digits_ensemble.directory)
+    serve = ("federation", "serve-teacher", digits_ensemble.directory)
     assert "TERRINE_TEACHER_TOKEN_FILE" in terrine(*serve).refused
     own = {"TERRINE_TEACHER_TOKEN_FILE": str(tmp_path / "token")}
     holds(terrine(*serve, **own, TERRINE_HOST="0.0.0.0").refused, "TLS")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from addons.federation.owners import choices, sharing_owners
+from addons.federation.owners import choices, shared_federation, sharing_owners
 from support import processes
 from support.data import DigitsEnsemble
 from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, migrated
@@ -19,7 +19,7 @@ from support.processes import at_once, until
 from support.wording import refuses
 from support.workers import take_turn
 from terrine_addons.federation.aggregator import SERVICE, Aggregator
-from terrine_addons.federation.federations import Federation, save_federation
+from terrine_addons.federation.federations import save_federation
 from terrine_addons.federation.voters import AggregatorTerms, SharedVoters
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
@@ -51,23 +51,7 @@ def aggregator_and_service(
         AggregatorTerms.model_validate(TERMS),
         tmp_path / "party",
     ) as (owners, aggregator):
-        federation = Federation.model_validate(
-            {
-                "name": "ward",
-                "input": digits.manifest.input.model_dump(),
-                "classes": digits.manifest.classes,
-                "owners": [
-                    {"name": name, "url": owners.url, "model": name, "binary": True}
-                    for name in NAMES
-                ],
-                "units": 1000,
-                "disjoint_by": "each hospital has its own patients",
-                "quorum": len(NAMES),
-                "timeout_seconds": 30,
-                "salt": "0" * 64,
-                "aggregator": {"url": owners.aggregator_url, "sigma": SIGMA},
-            }
-        )
+        federation = shared_federation(owners, digits.manifest.input, len(NAMES))
         save_federation(ward, federation)
         (ward / "aggregator.token").write_bytes((aggregator.directory / SERVICE).read_bytes())
         ledger = Ledger(migrated(database_url), SECRET_KEY)
@@ -152,9 +136,7 @@ def test_a_turn_ends_with_its_process_and_is_of_one_project(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(
-    database_url: str,
-) -> None:
+def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(database_url: str) -> None:
     """The connection that holds it is cut while it is held: the block ends as if nothing was."""
     engine, other = connect(database_url), connect(database_url)
     migrated(database_url).dispose()

@@ -32,12 +32,7 @@ from terrine_models.storage.manifests import (
 from terrine_models.teachers.editions import add
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, load_manifest, verify
-from terrine_models.teachers.neighbours import (
-    NeighbourEnsemble,
-    NeighbourSettings,
-    build,
-    place_records,
-)
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
 
 WIDTH = 96
@@ -200,27 +195,11 @@ def test_a_quantised_backbone_is_refused_by_name(combining: Path, tmp_path: Path
         )
 
 
-@pytest.mark.parametrize("persons", [None, 60])
-def test_replacing_one_record_moves_nobody_else(persons: int | None, combining: Path) -> None:
-    """Also if the check of operators and the probe had seen nothing."""
-    data = records(persons=persons)
-    changed = replace(data, inputs=extreme(data.inputs, SOMEBODY))
-    features = foreign(combining, EMBEDDING)
-    before, after = (dict(place_records(each, features, 50.0)) for each in (data, changed))
-    others = before["units"] != SOMEBODY
-    assert others.sum() == 299 - (0 if persons is None else 4)
-    for name, values in before.items():
-        assert np.array_equal(values[others], after[name][others])
-    own = before["units"] == SOMEBODY
-    assert not np.array_equal(before["points"][own], after["points"][own])
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("persons", [None, 60])
 def test_replacing_one_record_changes_no_other_vote(
     persons: int | None, combining: Path, tmp_path: Path
 ) -> None:
-    """From `build` to the votes, and for those who come later."""
     data, key = records(persons=persons), bytes(32)
     settings = NeighbourSettings(backbone=combining, near=10)
     known = []

@@ -25,13 +25,7 @@ from support.onnx_files import (
 )
 from support.wording import holds, refuses, says
 from terrine_addons.onnx import models
-from terrine_addons.onnx.models import (
-    CheckRequest,
-    ModelError,
-    OnnxModel,
-    OnnxTeachers,
-    findings,
-)
+from terrine_addons.onnx.models import CheckRequest, ModelError, OnnxModel, OnnxTeachers, findings
 from terrine_addons.onnx.teachers import Declaration, ImportedTeachers, import_ensemble
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage.manifests import StoreError, manifest_digest

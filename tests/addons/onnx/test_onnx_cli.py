@@ -136,21 +136,9 @@ def test_the_service_opens_no_file_of_another_manifest(terrine: Terrine, tmp_pat
     path = tmp_path / "one.onnx"
     path.write_bytes(mlp().SerializeToString())
     assert terrine("init").fine
-    assert terrine(
-        "ensemble",
-        "import",
-        path,
-        "--name",
-        "one",
-        "--classes",
-        "a,b,c",
-        "--input",
-        "float32:8:0..1",
-        "--units",
-        5000,
-        "--disjoint-by",
-        "only one",
-    ).fine
+    declared = ("--classes", "a,b,c", "--input", "float32:8:0..1", "--units", 5000)
+    imported = ("ensemble", "import", path, "--name", "one", *declared)
+    assert terrine(*imported, "--disjoint-by", "only one").fine
     assert terrine("ensemble", "register", "one", "--epsilon", 1, "--delta", 1e-5).fine
     record = open_current_ledger().ensemble("one")
     voters = LocalVoters(Settings().data_dir)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from support.onnx_files import CLASSES, INPUTS, mlp, model, quantised
+from support.onnx_files import CLASSES, INPUTS, mlp, model
 from support.wording import holds, refuses
 from terrine_addons.onnx import models
 from terrine_addons.onnx.models import (
@@ -139,11 +139,6 @@ def test_batch_normalisation_does_not_go_on_learning() -> None:
 def test_every_operator_that_is_known_is_one_of_onnx() -> None:
     known = {each.name for each in onnx.defs.get_all_schemas_with_history()}
     assert DECIDING.keys() <= known
-
-
-def test_a_file_that_is_refused_says_so_in_one_line(tmp_path: Path) -> None:
-    with refuses(ModelError, "ConstantOfShape"):
-        checked_here(made([*BY_VALUE["ConstantOfShape"], *BACK]), tmp_path / "grows.onnx")
 
 
 def whole(name: str, *inputs: str, **attributes: Any) -> list[onnx.NodeProto]:
@@ -343,14 +338,3 @@ def test_the_probe_sees_what_no_operator_shows(what: str, tmp_path: Path) -> Non
     assert check_content(data)
     with refuses(ModelError, "beside", "batch"):
         checked_here(data, tmp_path / "coupling.onnx")
-
-
-def test_a_quantised_network_is_refused_in_whichever_way_its_scale_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = quantised(mlp(), tmp_path)
-    with refuses(ModelError, "DynamicQuantizeLinear", "scale"):
-        check_content(path.read_bytes())
-    monkeypatch.setattr(models, "check_rows", lambda *given: None)
-    with refuses(ModelError, "beside", "batch"):
-        checked_here(path.read_bytes(), path)

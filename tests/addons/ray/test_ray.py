@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from time import sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from support.data import DigitsEnsemble
 from support.onnx_files import mlp
-from support.processes import PATIENCE_SECONDS, Terrine
+from support.processes import Terrine, until
 from support.servers import running_server
 from support.wording import holds, refuses
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
@@ -117,15 +116,6 @@ def workers(name: str) -> list[int]:
     return [each for each in processes(f"^ray::{name}") if parent(parent(each)) == os.getpid()]
 
 
-def until(met: Callable[[], Any]) -> Any:
-    """Wait until it is met, and return by what."""
-    for _ in range(10 * PATIENCE_SECONDS):
-        if found := met():
-            return found
-        sleep(0.1)
-    raise AssertionError(f"not within {PATIENCE_SECONDS} seconds")
-
-
 # ---------------------------------------------------------------------------------------- refusals
 
 
@@ -187,10 +177,11 @@ def test_networks_are_the_same_too_and_a_lost_worker_is_replaced(
 def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
     cluster: Trainer, terrine: Terrine, tmp_path: Path
 ) -> None:
-    data, out = private(), tmp_path / "ensemble"
+    data, out = private(), tmp_path / "data" / "ensembles" / "digits"
     np.savez(tmp_path / "digits.npz", x=data.inputs, y=data.labels, classes=DIGITS)
-    train = ["ensemble", "train", str(tmp_path / "digits.npz"), "--name", "digits"]
-    train += ["--teachers", "60", "--kind", "networks:epochs=60", "--out", str(out)]
+    train = ["--data-dir", str(tmp_path / "data"), "ensemble", "train"]
+    train += [str(tmp_path / "digits.npz"), "--name", "digits"]
+    train += ["--teachers", "60", "--kind", "networks:epochs=60"]
     process = subprocess.Popen(
         [sys.executable, "-m", "terrine_server", *train, "--on", "ray"],
         env=os.environ | {"TERRINE_RAY_ADDRESS": ray_address()},
@@ -198,7 +189,7 @@ def test_an_interrupted_training_leaves_no_ensemble_and_no_task_and_continues(
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    until(lambda: list(tmp_path.glob("ensemble.partial/teachers-*")))
+    until(lambda: list(out.parent.glob("digits.partial/teachers-*")))
     until(lambda: workers("_task"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
@@ -367,9 +358,7 @@ def test_the_service_votes_on_a_cluster_and_charges_nothing_without_votes(
     with running_server(tmp_path, database, digits_ensemble, **settings) as server:
         server.open_project()
         http = httpx.Client(
-            base_url=server.url,
-            headers={"Authorization": f"Bearer {server.token()}"},
-            timeout=60,
+            base_url=server.url, headers={"Authorization": f"Bearer {server.token()}"}, timeout=60
         )
         with http:
             asked = {"inputs": digits_ensemble.unseen[:3].tolist()}
