@@ -258,7 +258,7 @@ class DesignedPool:
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as held:
                 found = cls(held["x"], held["natural"], held["prior"])
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise DataError(f"This is not a designed pool: {error}") from None
         rows, natural, prior = found.rows, found.natural, found.prior
         if not (
@@ -354,10 +354,17 @@ def _draw_cells(
 
 
 def _bin_edges(shares: Floats) -> Floats:
-    """Cut a number where its margin has equal shares, and around cells that hold one by itself."""
-    shares = shares / shares.sum()
-    below = np.concatenate([[0.0], shares.cumsum()])
+    """Cut a number around cells that hold as much as a bin, and the rest where it has equal shares.
+
+    Of a number that is 0 in most rows, 0 is one bin, and the others cut what is not.
+    """
+    large = shares > shares.sum() / BINS
+    rest = np.where(large, 0.0, shares)
+    if rest.sum() <= 0:
+        rest = np.diff(NUMBER_EDGES) * ~large
+    below = np.concatenate([[0.0], rest.cumsum()]) / rest.sum()
     inner = np.interp(np.linspace(0, 1, BINS + 1)[1:-1], below, NUMBER_EDGES)
-    large = np.flatnonzero(shares > 1 / BINS)
-    ends = np.concatenate([NUMBER_EDGES[large], NUMBER_EDGES[large + 1]])
-    return np.unique(np.concatenate([[0.0], inner, ends, [1.0]]))
+    cells = np.searchsorted(NUMBER_EDGES, inner, side="right") - 1
+    inner = inner[~large[cells.clip(0, len(large) - 1)]]
+    at = np.flatnonzero(large)
+    return np.unique(np.concatenate([[0.0, 1.0], inner, NUMBER_EDGES[at], NUMBER_EDGES[at + 1]]))

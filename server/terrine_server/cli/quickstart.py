@@ -415,6 +415,7 @@ class _Design:
         several = " If a person can have several, give the column that names the person the role "
         right = max_guess_accuracy(self.epsilon, first.delta)
         prior = min(1.0, 2 * release.sigma / first.units)
+        units = "records" if self.unit == "record" else "people"
         lines = {
             "Protects": f"each single {self.unit}, of {first.units:,}."
             + (f'{several}"group" in the schema.' if self.unit == "record" else ""),
@@ -422,7 +423,7 @@ class _Design:
             "the others, and guesses which of two equally likely versions of this one is there, is "
             f"right at most {right:.1%} of the time (50 % without any answer).",
             "By what": f"{first.teachers:,} teachers: models, each trained on "
-            f"{first.units // first.teachers} or more records that no other is trained on. Random "
+            f"{first.units // first.teachers} or more {units} that no other is trained on. Random "
             f"noise (σ = {first.sigma:g}) is added to the number of votes of each class. Before, "
             f"{release.queries} histograms are released, of one row of each {self.unit}, with "
             f"noise of σ = {release.sigma:g} in every count: how common classes are (within "
