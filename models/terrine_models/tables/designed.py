@@ -354,17 +354,18 @@ def _draw_cells(
 
 
 def _bin_edges(shares: Floats) -> Floats:
-    """Cut a number around cells that hold as much as a bin, and the rest where it has equal shares.
+    """Cut a number where its margin has equal shares, and around cells that hold one by themselves.
 
-    Of a number that is 0 in most rows, 0 is one bin, and the others cut what is not.
+    Either end is a bin of its own if so many rows are there: of a number that is 0 in most rows,
+    the others cut what is not.
     """
     large = shares > shares.sum() / BINS
-    rest = np.where(large, 0.0, shares)
+    rest = shares.copy()
+    ends = [end for end in (0, -1) if large[end]]
+    rest[ends] = 0.0
     if rest.sum() <= 0:
-        rest = np.diff(NUMBER_EDGES) * ~large
+        rest = np.diff(NUMBER_EDGES)
     below = np.concatenate([[0.0], rest.cumsum()]) / rest.sum()
     inner = np.interp(np.linspace(0, 1, BINS + 1)[1:-1], below, NUMBER_EDGES)
-    cells = np.searchsorted(NUMBER_EDGES, inner, side="right") - 1
-    inner = inner[~large[cells.clip(0, len(large) - 1)]]
     at = np.flatnonzero(large)
     return np.unique(np.concatenate([[0.0, 1.0], inner, NUMBER_EDGES[at], NUMBER_EDGES[at + 1]]))
