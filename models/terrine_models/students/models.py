@@ -169,6 +169,11 @@ class Student:
         self.network = network.eval()
         self.model = model
 
+    @property
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """What `model.safetensors` holds, by name."""
+        return {name: each.numpy() for name, each in self.network.state_dict().items()}
+
     def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities [B, m] of inputs [B, *shape]; rows sum to 1 up to rounding."""
         if x.shape[1:] != self.model.input.shape:
