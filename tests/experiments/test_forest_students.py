@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import terrine_experiments.students  # noqa: F401 - which makes the forest a method
 from support.data import chosen, taught
@@ -87,17 +86,17 @@ def test_an_altered_forest_is_refused(student: Student, tmp_path: Path) -> None:
     weights.write_bytes(sound[:-1] + b"!")
     with refuses(StoreError, "altered"):
         Student.load(tmp_path)
-    tensors = dict(student.network.state_dict())
-    tensors["feature"] = tensors["feature"].clone()
+    tensors = dict(student.network.tensors)
+    tensors["feature"] = tensors["feature"].copy()
     tensors["feature"][0] = 4
-    from safetensors.torch import save
+    from safetensors.numpy import save
 
     data = save(tensors)
     weights.write_bytes(data)
     model.write_text(text.replace(sha256(sound), sha256(data)))
     with refuses(StoreError, WEIGHTS_FILE, "feature", 0, 3):
         Student.load(tmp_path)
-    two = {name: torch.cat([value, value]) for name, value in student.network.state_dict().items()}
+    two = {name: np.concatenate([each] * 2) for name, each in student.network.tensors.items()}
     data = save(two)
     weights.write_bytes(data)
     model.write_text(text.replace(sha256(sound), sha256(data)))

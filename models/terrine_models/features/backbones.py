@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, Self
 
-import torch
-
 from terrine_models.addons import added
 from terrine_models.data.arrays import InputSpec
+from terrine_models.features.arrays import Array
 from terrine_models.storage.manifests import PublicModel, StoreError
 
 
@@ -44,7 +43,7 @@ class Backbone(Protocol):
     def check(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
         """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself."""
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_models.data.workers import side_by_side
 from terrine_models.features import linear
+from terrine_models.features.arrays import Array, namespace, unit_length, zeros
 from terrine_models.features.backbones import Backbone
 from terrine_models.features.linear import (
     DISCRIMINANT_COMPONENTS,
@@ -52,6 +52,7 @@ from terrine_models.storage.manifests import (
 from terrine_protocol.files import write_atomically
 from terrine_protocol.tables import PublicSource
 
+Floats = NDArray[np.float32]
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
 """What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
 directions in which classes differ (`linear.discriminant`)."""
@@ -166,29 +167,32 @@ class PublicData:
 
 
 class FeatureMap:
-    """Turns inputs [B, *shape] into features [B, width]."""
+    """Turns inputs [B, *shape] into features [B, width].
+
+    Arrays of NumPy with the map as it is fitted; tensors of PyTorch after `to`.
+    """
 
     def __init__(
         self,
         spec: FeatureSpec,
         inputs: InputSpec,
-        tensors: dict[str, torch.Tensor],
+        tensors: Mapping[str, Array],
         backbone: Backbone | None = None,
     ) -> None:
         self.spec = spec
         self.inputs = inputs
         self.backbone = backbone
-        self.tensors = tensors
+        self.tensors = dict(tensors)
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
         [components]; of bins, `linear.Bins`."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
         return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
 
-    def of_block(self, x: torch.Tensor, size: int) -> torch.Tensor:
+    def of_block(self, x: Array, size: int) -> Array:
         """Features [size, width] of inputs [B, *shape] and of rows of zeros after them.
 
         Products round by their size, so what one person's records round to depends on no other's
@@ -198,7 +202,7 @@ class FeatureMap:
             return self.of_base(_filled_up(self.backbone(x), size))
         return self(_filled_up(x, size))
 
-    def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
+    def of_base(self, base: Array, *, skip: int = 0) -> Array:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
 
         `skip` as in `linear.extend`.
@@ -206,19 +210,21 @@ class FeatureMap:
         if self.spec.projection == "none":
             return base
         if self.spec.projection == "nystrom":
-            points = (base - self.tensors["mean"]) @ self.tensors["basis"]
-            gamma = self.spec.gamma or 0.0
-            return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+            landmarks, whitening = (self.tensors[name] for name in ("landmarks", "whitening"))
+            return nystrom(self.projected(base), landmarks, whitening, self.spec.gamma or 0.0)
         if self.spec.projection == "discriminant":
-            return (base - self.tensors["mean"]) @ self.tensors["basis"]
+            return self.projected(base)
         if self.spec.base == "bins":
-            binned = linear.Bins(self.tensors)(base)
-            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
-        points = _project(base, self.tensors)
+            return self.projected(linear.Bins(self.tensors)(base))
+        points = unit_length(self.projected(base), 1)
         if self.spec.projection != "graph":
             return points
         known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
-        return torch.cat([points, extend(points, *known, skip=skip)], 1)
+        return namespace(base).concatenate([points, extend(points, *known, skip=skip)], 1)
+
+    def projected(self, base: Array) -> Array:
+        """What the basis makes of data-independent features, or bins, [B, D]: [B, components]."""
+        return _project(base, self.tensors)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that the tensors must have."""
@@ -251,8 +257,10 @@ class FeatureMap:
         return files
 
     def to(self, device: str) -> FeatureMap:
-        """The same map on another device."""
-        moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        """The same map for tensors of PyTorch on a device."""
+        from torch import as_tensor
+
+        moved = {name: as_tensor(each, device=device) for name, each in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
 
 
@@ -262,22 +270,21 @@ def _repetitions(digests: NDArray[Any]) -> int:
     return int((counts * (counts - 1)).sum())
 
 
-def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
+def _filled_up(rows: Array, size: int) -> Array:
+    more = zeros((size - len(rows), *rows.shape[1:]), rows)
+    return namespace(rows).concatenate([rows, more])
 
 
-def _base(
-    base: Base, backbone: Backbone | None, x: torch.Tensor, inputs: InputSpec
-) -> torch.Tensor:
+def _base(base: Base, backbone: Backbone | None, x: Array, inputs: InputSpec) -> Array:
     return base_features(base, x, inputs) if backbone is None else backbone(x)
 
 
-def base_features(base: Base, x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
+def base_features(base: Base, x: Array, inputs: InputSpec) -> Array:
     """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
     return prepared_features(base, prepare(x, inputs))
 
 
-def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
+def prepared_features(base: Base, x: Array) -> Array:
     """The same of prepared inputs: rows of tables [B, d], or images [B, C, H, W]."""
     if base == "backbone":
         raise ValueError("the features of a backbone need its model")
@@ -285,7 +292,7 @@ def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
         return oriented_gradients(x.mean(1))
     if base == "coloured_gradients":
         return coloured_gradients(x)
-    return x if x.ndim == 2 else x.flatten(1) * 2 - 1
+    return x if x.ndim == 2 else x.reshape(len(x), -1) * 2 - 1
 
 
 def base_of(inputs: InputSpec) -> Base:
@@ -303,7 +310,8 @@ def base_of(inputs: InputSpec) -> Base:
 
 
 def _base_size(base: Base, inputs: InputSpec) -> int:
-    return base_features(base, torch.zeros((1, *inputs.shape)), inputs).shape[1]
+    size: int = base_features(base, np.zeros((1, *inputs.shape)), inputs).shape[1]
+    return size
 
 
 def check_channels_last(inputs: InputSpec) -> None:
@@ -367,8 +375,8 @@ def public_features(
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
-    blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
-    base = torch.cat(side_by_side(lambda block: _base(name, backbone, block, inputs), blocks))
+    blocks = _blocks(public.inputs[::every])
+    base = np.concatenate(side_by_side(partial(_base, name, backbone, inputs=inputs), blocks))
     weights = _weights(view, base, inputs)
     if kind == "nystrom":
         return _landmarks(inputs, name, base, weights, public.source, width)
@@ -382,7 +390,7 @@ def public_features(
         backbone=None if backbone is None else backbone.source,
     )
     if len(base) >= MIN_GRAPH_POINTS:
-        points = _project(base, tensors)
+        points = unit_length(_project(base, tensors), 1)
         fine = kind == "fine_graph"
         count, power = (2 * (width // 3), FINE_GRAPH_POWER) if fine else (width // 3, 1.0)
         coordinates, scales = embed(points, count, power)
@@ -408,28 +416,26 @@ def _discriminant(
             "backbone."
         )
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
-    plain = torch.from_numpy(public.inputs[::every])
-    rows, name = torch.split(torch.arange(len(plain)), BLOCK_IMAGES), view.base
-    base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
+    plain, name = public.inputs[::every], view.base
+    rows = _blocks(np.arange(len(plain)))
+    base = np.concatenate(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
     tensors = _principal_components(base, DISCRIMINANT_COMPONENTS, _weights(view, base, inputs))
     del tensors["deviations"]
 
-    def components(of: torch.Tensor) -> torch.Tensor:
-        return (of - tensors["mean"]) @ tensors["basis"]
-
-    def changed(copy: int) -> torch.Tensor:
+    def changed(copy: int) -> Floats:
         draws = draws_for(0, copy, len(plain))
 
-        def compute(own: torch.Tensor) -> torch.Tensor:
-            bent = distorted(plain[own].float(), draws[own], inputs)
-            return components(base_features(name, bent, inputs))
+        def compute(own: NDArray[np.int64]) -> Floats:
+            bent = distorted(plain[own].astype(np.float32), draws[own], inputs)
+            found: Floats = _project(base_features(name, bent, inputs), tensors)
+            return found
 
-        return torch.cat(side_by_side(compute, rows))
+        return np.concatenate(side_by_side(compute, rows))
 
     directions, between = discriminant(
-        components(base), [changed(i) for i in range(DISTORTED_COPIES)], width
+        _project(base, tensors), [changed(i) for i in range(DISTORTED_COPIES)], width
     )
-    tensors["basis"] = (tensors["basis"] @ directions).contiguous()
+    tensors["basis"] = (tensors["basis"] @ directions).astype(np.float32)
     spec = FeatureSpec(
         base=name, projection="discriminant", components=len(between), fitted_on=public.source
     )
@@ -439,15 +445,15 @@ def _discriminant(
 def _landmarks(
     inputs: InputSpec,
     name: Base,
-    base: torch.Tensor,
-    weights: torch.Tensor | None,
+    base: Floats,
+    weights: Floats | None,
     source: PublicSource,
     width: int,
 ) -> FeatureMap:
     """The map to similarities with at most `width` of the public points."""
     tensors = _principal_components(base, KERNEL_COMPONENTS, weights)
     del tensors["deviations"]
-    points = (base - tensors["mean"]) @ tensors["basis"]
+    points = _project(base, tensors)
     found, gamma = choose_landmarks(points, width)
     spec = FeatureSpec(
         base=name,
@@ -465,7 +471,7 @@ def _of_tables(
 ) -> FeatureMap:
     if public is not None:
         every = -(-len(public.inputs) // MAX_BINNED_ROWS)
-        rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
+        rows = base_features("bins", public.inputs[::every], inputs)
         tensors = linear.fit_bins(rows, width, whiten=whiten)
         if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
             tensors = linear.fit_bins(rows, width, whiten=whiten, ranks_alone=True)
@@ -506,7 +512,7 @@ class ViewPoints:
 
     rows: NDArray[np.int64]
     """[K], which of the inputs."""
-    points: dict[View, torch.Tensor]
+    points: dict[View, Floats]
     """[K, C] each."""
 
     @classmethod
@@ -515,19 +521,18 @@ class ViewPoints:
         is only one view."""
         rows, views = rows[:: -(-len(rows) // MAX_JUDGED_PICTURES)], views_of(inputs, x)
         if len(views) < 2 or len(rows) < MIN_GRAPH_POINTS:
-            return cls(rows, {views[0]: torch.zeros(0)})
-        some = torch.from_numpy(np.ascontiguousarray(x[rows]))
-        blocks, points = torch.split(some, BLOCK_IMAGES), dict[View, torch.Tensor]()
-        bases = dict[Base, torch.Tensor]()
+            return cls(rows, {views[0]: np.zeros(0, np.float32)})
+        blocks, points = _blocks(x[rows]), dict[View, Floats]()
+        bases = dict[Base, Floats]()
         for view in views:
             name = view.base
             if name not in bases:
                 known = side_by_side(partial(base_features, name, inputs=inputs), blocks)
-                bases[name] = torch.cat(known)
+                bases[name] = np.concatenate(known)
             weights = _weights(view, bases[name], inputs)
             tensors = _principal_components(bases[name], KERNEL_COMPONENTS, weights)
-            found = (bases[name] - tensors["mean"]) @ tensors["basis"]
-            points[view] = found if name == "identity" else F.normalize(found, dim=1)
+            found = _project(bases[name], tensors)
+            points[view] = found if name == "identity" else unit_length(found, 1)
         return cls(rows, points)
 
     def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
@@ -535,8 +540,8 @@ class ViewPoints:
         usual, own = next(iter(self.points)), known[self.rows]
         if len(self.points) < 2 or np.count_nonzero(own) < MIN_GRAPH_POINTS:
             return usual
-        points = {view: each[torch.from_numpy(own)] for view, each in self.points.items()}
-        return best_view(points, torch.from_numpy(shares[self.rows[own]]))
+        points = {view: each[own] for view, each in self.points.items()}
+        return best_view(points, shares[self.rows[own]])
 
 
 def _view(public: PublicData, inputs: InputSpec) -> View:
@@ -548,7 +553,7 @@ def _view(public: PublicData, inputs: InputSpec) -> View:
     return points.best(shares, np.ones(len(shares), dtype=bool))
 
 
-def _weights(view: View, base: torch.Tensor, inputs: InputSpec) -> torch.Tensor | None:
+def _weights(view: View, base: Floats, inputs: InputSpec) -> Floats | None:
     """Weights [D] of the features of public pictures [N, D], None where all are of one kind.
 
     Colours vary as much as gradients, in sum, times what the view says.
@@ -556,22 +561,22 @@ def _weights(view: View, base: torch.Tensor, inputs: InputSpec) -> torch.Tensor 
     if view.base != "coloured_gradients":
         return None
     colours = colours_width(inputs.shape[2])
-    variances = base.var(0, correction=0)
-    own, others = variances[-colours:].sum(), variances[:-colours].sum()
-    alike = (others / own.clamp(min=1e-12)).sqrt().clamp(max=MAX_COLOUR_WEIGHT)
-    weights = torch.ones(base.shape[1])
+    variances = base.var(axis=0)
+    own, others = float(variances[-colours:].sum()), float(variances[:-colours].sum())
+    alike = min(math.sqrt(others / max(own, 1e-12)), MAX_COLOUR_WEIGHT)
+    weights = np.ones(base.shape[1], np.float32)
     weights[-colours:] = alike * view.colours
     return weights
 
 
 def _principal_components(
-    base: torch.Tensor, width: int, weights: torch.Tensor | None = None
-) -> dict[str, torch.Tensor]:
+    base: Floats, width: int, weights: Floats | None = None
+) -> dict[str, Floats]:
     """Mean [D], basis [D, C] and the components' standard deviations [C].
 
     The basis is orthonormal, or of features times `weights` [D].
     """
-    mean = base.mean(0)
+    mean = base.mean(axis=0)
     centred = base - mean
     if weights is not None:
         centred *= weights
@@ -580,23 +585,23 @@ def _principal_components(
     # matters to a teacher, and many times faster than a full decomposition.
     subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
     for _ in range(6):
-        subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))
-    _, deviations, directions = torch.linalg.svd(centred @ subspace, full_matrices=False)
-    variances = deviations[:keep] ** 2 / len(base)
+        subspace, _ = np.linalg.qr(centred.T @ (centred @ subspace))
+    _, deviations, directions = np.linalg.svd(centred @ subspace, full_matrices=False)
+    variances = deviations[:keep] ** 2 / np.float32(len(base))
     basis = subspace @ directions[:keep].T
     return {
         "mean": mean,
-        "basis": (basis if weights is None else weights[:, None] * basis).contiguous(),
-        "deviations": variances.clamp(min=1e-9).sqrt(),
+        "basis": basis if weights is None else weights[:, None] * basis,
+        "deviations": np.sqrt(np.maximum(variances, 1e-9)),
     }
 
 
-def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
+def _project(base: Array, tensors: Mapping[str, Array]) -> Array:
+    return (base - tensors["mean"]) @ tensors["basis"]
 
 
-def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.array_split(inputs, -(-len(inputs) // BLOCK_IMAGES))
+def _blocks(rows: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(rows, -(-len(rows) // BLOCK_IMAGES))
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
@@ -606,12 +611,11 @@ def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureM
     spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=seed)
     if base == "coloured_gradients":
         basis[-colours_width(inputs.shape[2]) :] *= COLOUR_WEIGHT
-    return FeatureMap(spec, inputs, {"mean": torch.zeros(size), "basis": basis})
+    return FeatureMap(spec, inputs, {"mean": np.zeros(size, np.float32), "basis": basis})
 
 
-def _random_directions(size: int, count: int, seed: int) -> torch.Tensor:
+def _random_directions(size: int, count: int, seed: int) -> Floats:
     """An orthonormal basis [size, count] of a uniformly random subspace."""
     random = np.random.Generator(np.random.Philox(seed))
-    gaussian = torch.from_numpy(random.standard_normal((size, count), dtype=np.float32))
-    basis: torch.Tensor = torch.linalg.qr(gaussian)[0]
+    basis: Floats = np.linalg.qr(random.standard_normal((size, count), dtype=np.float32))[0]
     return basis

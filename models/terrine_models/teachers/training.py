@@ -121,6 +121,7 @@ def train_ensemble(
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features:
         files |= features.save(work)
+        features = features.to("cpu")
     _save_progress(work, plan, of_data, files)
     shards = Shards(data, dict(enumerate(rows)), seed, features, public)
     report = on_trained or (lambda done: None)

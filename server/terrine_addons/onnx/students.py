@@ -33,6 +33,8 @@ from terrine_models.features.pictures import (
     MIN_CONTRAST,
     SMALL_SIDE_PIXELS,
     SMOOTHING,
+    averaging,
+    enlarging,
 )
 from terrine_models.storage.manifests import FeatureSpec, StoreError
 from terrine_models.students.models import Student
@@ -135,29 +137,20 @@ class _Graph:
         return self("MatMul", self("MatMul", self.constant(rows), x), self.constant(columns.T))
 
 
-def _enlarging(pixels: int) -> Floats:
-    """The matrix [ENLARGED_SIDE_PIXELS, pixels] of linear interpolation between pixels' centres."""
-    at = (np.arange(ENLARGED_SIDE_PIXELS) + 0.5) * (pixels / ENLARGED_SIDE_PIXELS) - 0.5
-    at = np.clip(at, 0, pixels - 1)
-    return np.maximum(1 - np.abs(at[:, None] - np.arange(pixels)), 0).astype(np.float32)
-
-
-def _averaging(pixels: int) -> Floats:
-    """The matrix [COLOUR_CELLS, pixels] of means over cells, which overlap if they must."""
-    cells = np.arange(COLOUR_CELLS)
-    first, end = cells * pixels // COLOUR_CELLS, -(-(cells + 1) * pixels // COLOUR_CELLS)
-    place = np.arange(pixels)
-    inside = (place >= first[:, None]) & (place < end[:, None])
-    return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
 def _oriented_gradients(
     graph: _Graph, pictures: str, size: tuple[int, int], least: float = MIN_CELL_LENGTH
 ) -> str:
     """`pictures.oriented_gradients` of [B, H, W]."""
     height, width = size
     if min(size) < SMALL_SIDE_PIXELS:
-        pictures = graph.between(pictures, _enlarging(height), _enlarging(width))
+        for axis in (1, 2):
+            before, after, share = enlarging(size[axis - 1])
+            first, second = (
+                graph("Gather", pictures, graph.constant(each, np.int64), axis=axis)
+                for each in (before, after)
+            )
+            share = share[:, None] if axis == 1 else share
+            pictures = graph.plus(first, graph.times(graph.minus(second, first), share))
         height = width = ENLARGED_SIDE_PIXELS
     padded = graph("Pad", pictures, graph.integers(0, 2, 2, 0, 2, 2), mode="edge")
     side, middle, _ = SMOOTHING
@@ -206,15 +199,16 @@ def _angle(graph: _Graph, across: str, down: str) -> str:
 def _coloured_gradients(graph: _Graph, pictures: str, shape: tuple[int, int, int]) -> str:
     """`pictures.coloured_gradients` of [B, C, H, W]."""
     height, width, channels = shape
-    groups = np.array_split(np.arange(channels), min(channels, MAX_BANDS))
-    mixing = np.array([np.isin(np.arange(channels), own) / len(own) for own in groups])
     lightness = graph.mean(pictures, 1)
+    groups = np.array_split(np.arange(channels), min(channels, MAX_BANDS))
+    means = [graph.mean(graph.part(pictures, 1, g[0], g[-1] + 1), 1) for g in groups]
+    bands = graph.joined([graph.wider(each, 1) for each in means])
     parts = [_oriented_gradients(graph, lightness, (height, width))]
     for band in range(1, len(groups)):
-        weights = (mixing[band] - mixing[:band].mean(axis=0)).astype(np.float32)
-        contrast = graph.sum(graph.times(pictures, weights[:, None, None]), 1)
+        others = graph.mean(graph.part(bands, 1, 0, band), 1)
+        contrast = graph.minus(means[band], others)
         parts.append(_oriented_gradients(graph, contrast, (height, width), MIN_CONTRAST))
-    cells = graph.flat(graph.between(pictures, _averaging(height), _averaging(width)))
+    cells = graph.flat(graph.between(pictures, averaging(height), averaging(width)))
     parts.append(graph.over(graph.minus(graph.times(cells, 2.0), 1.0), float(COLOUR_CELLS)))
     parts.append(graph.minus(graph.times(graph.mean(pictures, 2, 3), 2.0), 1.0))
     levels = np.linspace(0, 1, COLOUR_LEVELS, dtype=np.float32)
@@ -351,7 +345,7 @@ def make_graph(student: Student, digest: str) -> onnx.ModelProto:
             f"A student of the kind {model.architecture} has no ONNX graph; those that `terrine "
             "student train` makes (ridge, kernel, neighbours) have one."
         )
-    inputs, tensors = model.input, student.tensors
+    inputs, tensors = model.input, student.network.tensors
     unit = graph.over(graph.minus(INPUT, inputs.low), inputs.high - inputs.low)
     if len(inputs.shape) == 1:
         unit = graph.minus(graph.times(unit, 2.0), 1.0)
