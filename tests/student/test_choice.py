@@ -161,7 +161,8 @@ def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:
             points = task.x[known].reshape(len(known), -1).astype(float)
 
             class Model:
-                tensors: Tensors = {}
+                def __init__(self) -> None:
+                    self.tensors: Tensors = {}
 
                 def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
                     scaled = x.reshape(len(x), -1) * points.max()
