@@ -136,16 +136,15 @@ class LinearPart:
     weights: NDArray[Any]
     biases: NDArray[Any]
 
-    def scores(self, base: NDArray[np.float32]) -> NDArray[Any]:
+    def scores(self, base: NDArray[np.float32]) -> Floats:
         """Scores [B, m] of data-independent features [B, D] (`maps.base_features`)."""
-        weights, spec = self.weights, self.map.spec
+        spec = self.map.spec
         if spec.projection == "nystrom":
             points = self.map.projected(base).astype(np.float64)
             features = similarity(points, self._landmarks, spec.gamma or 0.0)
-            weights = self._similarity_weights
         else:
-            features = self.map.of_base(base)
-        found: NDArray[Any] = features @ weights + self.biases
+            features = self.map.of_base(base).astype(np.float64)
+        found: Floats = features @ self._own_weights + self.biases
         return found
 
     @cached_property
@@ -154,11 +153,14 @@ class LinearPart:
         return found
 
     @cached_property
-    def _similarity_weights(self) -> Floats:
-        """Weights [L, m] of the similarities themselves. They are large and cancel each other out,
-        which single precision would not bear."""
+    def _own_weights(self) -> Floats:
+        """Weights [d, m]; of a kernel [L, m], of the similarities themselves. These are large and
+        cancel each other out, which single precision would not bear."""
+        weights: Floats = self.weights.astype(np.float64)
+        if self.map.spec.projection != "nystrom":
+            return weights
         whitening: Floats = self.map.tensors["whitening"].astype(np.float64)
-        return whitening @ self.weights.astype(np.float64)
+        return whitening @ weights
 
 
 class RidgeModel:

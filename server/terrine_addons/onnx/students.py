@@ -1,6 +1,6 @@
 """Students as ONNX graphs: features and scores in one file, for any runtime and without Terrine.
 
-    export(Student.load(Path("student")), digest, Path("student.onnx"))
+    export(Path("student"), Path("student.onnx"))
 
 The graph takes what `Student.probabilities` takes, in float32, and says what it says. Encoding rows
 of a table and reading pictures are not in it: the schema and the format are in its metadata.
@@ -13,14 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import typer
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from terrine_client._privacy import PRIVACY_FILE, PrivacyStatement, digest_of
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.linear import GRAPH_NEIGHBOURS, RANK_KNOTS
 from terrine_models.features.pictures import (
@@ -36,9 +38,10 @@ from terrine_models.features.pictures import (
     averaging,
     enlarging,
 )
-from terrine_models.storage.manifests import FeatureSpec, StoreError
-from terrine_models.students.models import Student
+from terrine_models.storage.manifests import FeatureSpec, StoreError, sha256
+from terrine_models.students.models import BIASES, MODEL_FILE, WEIGHTS, Student
 from terrine_protocol.files import write_atomically
+from terrine_server.cli.console import fail, say
 
 OPSET = 18
 IR_VERSION = 10
@@ -250,12 +253,17 @@ def _binned(graph: _Graph, rows: str, tensors: Mapping[str, NDArray[Any]]) -> st
 def _part_scores(
     graph: _Graph, spec: FeatureSpec, base: str, tensors: Mapping[str, NDArray[Any]]
 ) -> str:
-    """Linear scores [B, m] on `maps.FeatureMap.of_base` of data-independent features [B, D]."""
-    weights, biases = tensors["scores.weight"].T, tensors["scores.bias"]
+    """Linear scores [B, m] on `maps.FeatureMap.of_base` of data-independent features [B, D].
+
+    In double precision: a calibration may make them many times as large.
+    """
+    weights = tensors[WEIGHTS].T.astype(np.float64)
     if spec.projection == "nystrom":
-        return graph.plus(_kernel_scores(graph, spec, base, tensors, weights), biases)
-    features = _features(graph, spec, base, tensors)
-    return graph.plus(graph("MatMul", features, graph.constant(weights)), biases)
+        scores = _kernel_scores(graph, spec, base, tensors, weights)
+    else:
+        features = graph("Cast", _features(graph, spec, base, tensors), to=TensorProto.DOUBLE)
+        scores = graph("MatMul", features, graph.constant(weights, np.float64))
+    return graph("Add", scores, graph.constant(tensors[BIASES], np.float64))
 
 
 def _projected(graph: _Graph, base: str, tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -272,7 +280,7 @@ def _kernel_scores(
 ) -> str:
     """Scores on similarities to landmarks (`linear.nystrom`), whose large weights cancel out.
 
-    So they are computed in double precision, and weights are those of the similarities themselves.
+    So similarities have double precision, and weights of their own.
     """
     double = graph("Cast", _projected(graph, base, tensors), to=TensorProto.DOUBLE)
     landmarks = tensors["landmarks"].astype(np.float64)
@@ -282,9 +290,8 @@ def _kernel_scores(
     squared = graph("Max", graph("Sub", lengths, products), graph.constant(0.0, np.float64))
     gamma = graph.constant(-(spec.gamma or 0.0), np.float64)
     similar = graph("Exp", graph("Mul", squared, gamma))
-    own = tensors["whitening"].astype(np.float64) @ weights.astype(np.float64)
-    scores = graph("MatMul", similar, graph.constant(own, np.float64))
-    return graph("Cast", scores, to=TensorProto.FLOAT)
+    own = tensors["whitening"].astype(np.float64) @ weights
+    return graph("MatMul", similar, graph.constant(own, np.float64))
 
 
 def _features(
@@ -329,15 +336,17 @@ def _scores(
         if spec.base not in bases:
             bases[spec.base] = _base_features(graph, spec.base, prepared, student.model.input)
         found = _part_scores(graph, spec, bases[spec.base], own)
-        scores = graph.plus(scores, found) if scores else found
+        scores = graph("Add", scores, found) if scores else found
     return scores
 
 
-def make_graph(student: Student, digest: str) -> onnx.ModelProto:
+def make_graph(
+    student: Student, digest: str, statement: PrivacyStatement | None = None
+) -> onnx.ModelProto:
     """The model: inputs `x` [B, *shape] to `label` [B] and `probabilities` [B, m].
 
-    digest: SHA-256 of the student's `model.json`, which has that of its weights. Raises StoreError
-    for a student of another kind than those of Terrine itself.
+    digest: SHA-256 of the student's `model.json`, which has that of its weights. statement: its
+    `privacy.json`. Raises StoreError for a student of another kind than those of Terrine itself.
     """
     model, graph = student.model, _Graph()
     if model.architecture != "ridge":
@@ -353,15 +362,19 @@ def make_graph(student: Student, digest: str) -> onnx.ModelProto:
         unit = graph.wider(unit, 1)
     else:
         unit = graph("Transpose", unit, perm=(0, 3, 1, 2))
-    scores = graph.times(_scores(graph, unit, student, tensors), model.calibration.scale)
-    if model.calibration.shift:
-        scores = graph.plus(scores, np.eye(len(model.classes))[1] * model.calibration.shift)
-    graph.nodes.append(helper.make_node("Softmax", [scores], [PROBABILITIES], axis=1))
+    scale, shift = model.calibration.scale, np.zeros(len(model.classes))
+    shift[1] = model.calibration.shift
+    scores = _scores(graph, unit, student, tensors)
+    scores = graph("Mul", scores, graph.constant(scale, np.float64))
+    scores = graph("Add", scores, graph.constant(shift, np.float64))
+    shares = graph("Softmax", scores, axis=1)
+    graph.nodes.append(helper.make_node("Cast", [shares], [PROBABILITIES], to=TensorProto.FLOAT))
     if model.threshold is None:
-        last = helper.make_node("ArgMax", [PROBABILITIES], [LABEL], axis=1, keepdims=0)
+        last = helper.make_node("ArgMax", [shares], [LABEL], axis=1, keepdims=0)
     else:
-        second = graph("Squeeze", graph.part(PROBABILITIES, 1, 1, 2), graph.integers(1))
-        reached = graph("GreaterOrEqual", second, graph.constant(model.threshold))
+        second = graph("Squeeze", graph.part(shares, 1, 1, 2), graph.integers(1))
+        cut = graph.constant(model.threshold, np.float64)
+        reached = graph("GreaterOrEqual", second, cut)
         last = helper.make_node("Cast", [reached], [LABEL], to=TensorProto.INT64)
     graph.nodes.append(last)
     value = helper.make_tensor_value_info
@@ -381,12 +394,12 @@ def make_graph(student: Student, digest: str) -> onnx.ModelProto:
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
     )
-    helper.set_model_props(made, _metadata(student, digest))
+    helper.set_model_props(made, _metadata(student, digest, statement))
     onnx.checker.check_model(made, full_check=True)
     return made
 
 
-def _metadata(student: Student, digest: str) -> dict[str, str]:
+def _metadata(student: Student, digest: str, statement: PrivacyStatement | None) -> dict[str, str]:
     """What a graph does not say: how inputs are made, and what its numbers mean."""
     model = student.model
     found = {
@@ -400,15 +413,23 @@ def _metadata(student: Student, digest: str) -> dict[str, str]:
         found["schema"] = model.encoding.model_dump_json(exclude_none=True)
     if model.image is not None:
         found["image"] = model.image.model_dump_json(exclude_none=True)
+    if statement is not None:
+        found["privacy"] = statement.model_dump_json(exclude_none=True)
     return {f"{PREFIX}{name}": text for name, text in found.items()}
 
 
-def export(student: Student, digest: str, out: Path) -> float:
-    """Write the graph, unless onnxruntime finds other probabilities than the student.
+def export(directory: Path, out: Path) -> float:
+    """Write a saved student's graph, unless onnxruntime finds other probabilities than the student.
 
-    Returns by how much they differ at most, on random inputs. Raises StoreError.
+    Beside the student, its digest joins those in `privacy.json`. Returns by how much probabilities
+    differ at most, on random inputs. Raises StoreError, and PapersError if `privacy.json` is
+    malformed.
     """
-    data = make_graph(student, digest).SerializeToString()
+    student = Student.load(directory)
+    has_papers = (directory / PRIVACY_FILE).exists()
+    statement = PrivacyStatement.load(directory) if has_papers else None
+    graph = make_graph(student, digest_of(directory / MODEL_FILE), statement)
+    data = graph.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -422,4 +443,31 @@ def export(student: Student, digest: str, out: Path) -> float:
             f"{MAX_DIFFERENCE:g}: nothing was written. Report the student's model.json."
         )
     write_atomically(out, data)
+    if statement is not None and out.resolve().parent == directory.resolve():
+        files = {**statement.files, out.name: sha256(data)}
+        statement.model_copy(update={"files": files}).save(directory)
     return apart
+
+
+def export_(
+    out: Annotated[Path, typer.Option("--onnx", metavar="FILE", help="The .onnx file to write.")],
+    student: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the student.")
+    ] = Path("student"),
+) -> None:
+    """Write a student as an ONNX graph, which any runtime loads without Terrine.
+
+    It takes `x`, float32 of the student's inputs [B, …], and says `label` [B] and `probabilities`
+    [B, m]. Encoding the rows of a table and reading pictures are not in it: its metadata say how
+    (classes, schema or format, digest of the student, and its privacy.json). Before it is written,
+    onnxruntime has found the student's own probabilities with it.
+
+    [bold]Example[/bold]: terrine student export student --onnx student/student.onnx
+    """
+    if out.suffix.lower() != ".onnx":
+        fail(f"--onnx must end in .onnx; {out} does not.")
+    apart = export(student, out)
+    say(
+        f"{out}: {out.stat().st_size:,} bytes. On {CHECKED_INPUTS} random inputs, probabilities "
+        f"differ by {apart:.1g} at most from the student's."
+    )
