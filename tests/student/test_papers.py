@@ -209,7 +209,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[object, ...]]] = {
     "head": (stating("head", lambda head: {**head, "hash": "0" * 64}), ("head",)),
     "invented receipt": (invent_receipt, (7,)),
     "receipts left out": (leave_out_receipts, ("receipts.json", "receipts")),
-    "another history": (show_another_history, ("BACK",)),
+    "another history": (show_another_history, ("HISTORIES",)),
 }
 """What was done to a student's papers, and what the report must say."""
 
