@@ -83,13 +83,12 @@ class PrivacyStatement(Record):
 
     def section(self) -> str:
         """The part of the card that tells this to a reader."""
-        people = "" if self.population is None else f" of the population `{self.population}`"
-        unit = f"{self.unit} (of {self.units:,}{people})"
+        people = "" if self.population is None else f", of the population `{self.population}`"
         parameters = self.mechanism.model_dump(mode="json", exclude_none=True)
         name = parameters.pop("name")
         shown = ", ".join(f"{key} = {value}" for key, value in parameters.items())
         rows = {
-            "protects": unit,
+            "protects": f"{self.unit}{people}",
             "guarantee": f"(ε, δ)-differential privacy, ε = {self.epsilon:g}, δ = {self.delta:g}",
             "spent": f"ε = {self.epsilon_spent:.6g} after {self.charges:,} entries of the ledger",
             "relation": f"{self.relation}, by anything else",
@@ -106,7 +105,8 @@ class PrivacyStatement(Record):
                 "",
                 "The model learned from public inputs, and from noisy answers to them that were "
                 "paid for from a privacy budget. It never saw a private record. Whatever is done "
-                "with it tells no more about any one's contribution than the guarantee allows.",
+                "with it tells no more of what one of the people contributed than the guarantee "
+                "allows.",
                 "",
                 "| | |",
                 "|---|---|",

@@ -199,7 +199,7 @@ def write_card(
         "",
         "## Limits",
         "",
-        *_describe_limits(report, statement),
+        *_describe_limits(report),
         "",
         "## To use it",
         "",
@@ -309,12 +309,12 @@ def _describe_accuracy(report: Report) -> list[str]:
     return lines
 
 
-def _describe_limits(report: Report, statement: PrivacyStatement) -> list[str]:
+def _describe_limits(report: Report) -> list[str]:
     limits = [
         "It learned from noisy answers: where the private records disagree or are few, it guesses.",
         "It is as good as the public inputs are like those that it is used on.",
         "What is true of the people as a group, it may tell: differential privacy hides what one "
-        f"of them contributes ({statement.unit}), not what all have in common.",
+        "of them contributes, not what all have in common.",
         *report.notes,
     ]
     if report.choice.threshold is not None:
