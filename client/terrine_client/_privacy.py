@@ -29,8 +29,6 @@ PRIVACY_FILE = "privacy.json"
 RECEIPTS_FILE = "receipts.json"
 CARD_FILE = "README.md"
 MAX_BYTES = 2**20
-SECTION = "## How people are protected"
-"""Of the card: everything from this heading to the next says what `privacy.json` says."""
 
 
 class PapersError(ClientError):
@@ -81,8 +79,12 @@ class PrivacyStatement(Record):
     versions: dict[str, str]
     written_at: datetime
 
-    def section(self) -> str:
-        """The part of the card that tells this to a reader."""
+    def table(self) -> str:
+        """The table of the card that tells this to a reader.
+
+        It belongs to the format: another text needs another format, or cards that were written
+        before would not verify.
+        """
         people = "" if self.population is None else f", of the population `{self.population}`"
         parameters = self.mechanism.model_dump(mode="json", exclude_none=True)
         name = parameters.pop("name")
@@ -99,24 +101,7 @@ class PrivacyStatement(Record):
             "receipts": f"{self.receipts:,}, in `{RECEIPTS_FILE}`",
         }
         lines = [f"| {key} | {value} |" for key, value in rows.items()]
-        return "\n".join(
-            [
-                SECTION,
-                "",
-                "The model learned from public inputs, and from noisy answers to them that were "
-                "paid for from a privacy budget. It never saw a private record. Whatever is done "
-                "with it tells no more of what one of the people contributed than the guarantee "
-                "allows.",
-                "",
-                "| | |",
-                "|---|---|",
-                *lines,
-                "",
-                f"[`{PRIVACY_FILE}`]({PRIVACY_FILE}) has all of it for programs. "
-                "`terrine student verify DIR`, with a token of the project, compares it with the "
-                "service and its transparency log.",
-            ]
-        )
+        return "\n".join(["| | |", "|---|---|", *lines])
 
     def save(self, directory: Path) -> None:
         """Write `privacy.json`."""
@@ -276,10 +261,10 @@ def _compare_card(statement: PrivacyStatement, directory: Path) -> Iterator[str]
     except OSError as error:
         yield f"{CARD_FILE} cannot be read: {error.strerror}."
         return
-    if statement.section() not in card:
+    if statement.table() not in card:
         yield (
-            f"{CARD_FILE} says otherwise than {PRIVACY_FILE} how people are protected, under "
-            f"{SECTION.lstrip('# ')!r}."
+            f"{CARD_FILE} lacks the table that says what {PRIVACY_FILE} says, or has another one:\n"
+            f"{statement.table()}"
         )
 
 

@@ -195,7 +195,16 @@ def write_card(
         "",
         *_describe_accuracy(report),
         "",
-        statement.section(),
+        "## How people are protected",
+        "",
+        "The model learned from public inputs, and from noisy answers to them that were paid for "
+        "from a privacy budget. It never saw a private record. Whatever is done with it tells no "
+        "more of what one of the people contributed than the guarantee allows.",
+        "",
+        statement.table(),
+        "",
+        "[`privacy.json`](privacy.json) has all of it for programs. `terrine student verify DIR`, "
+        "with a token of the project, compares it with the service and its transparency log.",
         "",
         "## Limits",
         "",

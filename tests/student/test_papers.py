@@ -111,7 +111,7 @@ def test_its_card_has_metadata_and_figures(trained: Trained) -> None:
     for each in report.by_class:
         assert each.recall is not None
         assert f"| {each.name} | {each.inputs:,} | {each.recall:.2%} |" in text
-    assert PrivacyStatement.load(trained.directory).section() in text
+    assert PrivacyStatement.load(trained.directory).table() in text
 
 
 def test_its_owner_edits_the_rest_of_the_card(trained: Trained, copy: Path) -> None:
@@ -131,8 +131,8 @@ def stating(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
         stated[name] = change(stated[name])
         path.write_text(json.dumps(stated))
         card = directory / "README.md"
-        after = PrivacyStatement.load(directory).section()
-        card.write_text(card.read_text().replace(before.section(), after))
+        after = PrivacyStatement.load(directory).table()
+        card.write_text(card.read_text().replace(before.table(), after))
 
     return edit
 

@@ -50,8 +50,8 @@ INPUT, LABEL, PROBABILITIES = "x", "label", "probabilities"
 PREFIX = "terrine."
 """Of the keys of its metadata."""
 MAX_DIFFERENCE = 1e-4
-"""Between probabilities of the graph and of the student, which add up in another order: 1e-6 as a rule,
-and 1e-5 of a student whose calibration makes scores 32 times as large."""
+"""Between probabilities of the graph and of the student, which add up in another order: 1e-6 as a
+rule, and 1e-5 of a student whose calibration makes scores 32 times as large."""
 CHECKED_INPUTS = 64
 TINY = 1e-12
 """The least length by which a vector is divided, as PyTorch has it."""
