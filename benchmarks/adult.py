@@ -29,10 +29,9 @@ from reference.data import SHARED
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, MIN_FEATURES, Task
+from terrine_models.students.models import METHODS, MIN_FEATURES, Task, Training
 from terrine_models.students.selection import asking_order
 from terrine_models.students.selection import choose as learn_from
-from terrine_models.students.settings import Training
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble

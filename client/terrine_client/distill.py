@@ -51,9 +51,8 @@ from terrine_protocol.mechanisms import COUNTED
 if TYPE_CHECKING:
     from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
-    from terrine_models.students.models import Student, Task
+    from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
-    from terrine_models.students.settings import Training
     from terrine_protocol.tables import TableSchema
 
 
@@ -141,9 +140,8 @@ def distill(
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
-    from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE
+    from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Training
     from terrine_models.students.selection import asking_order, choose
-    from terrine_models.students.settings import Training
 
     training = training or Training()
     if rounds < 1 or (queries is not None and queries < 1):
@@ -251,8 +249,8 @@ class Distillation:
 
     def quick_student(self) -> Student:
         """Train the plain student on what was bought so far: it takes seconds."""
+        from terrine_models.students.models import Training
         from terrine_models.students.selection import PLAIN_METHOD, choose
-        from terrine_models.students.settings import Training
 
         return choose(self.task, self.answers, Training(method=PLAIN_METHOD)).student
 

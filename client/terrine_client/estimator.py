@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from terrine_models.students.settings import Threshold
+    from terrine_models.students.models import Threshold
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
@@ -147,8 +147,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError if no input of X was answered.
         """
+        from terrine_models.students.models import Training
         from terrine_models.students.selection import choose
-        from terrine_models.students.settings import Training
 
         if self.bought is None:
             raise ValueError(

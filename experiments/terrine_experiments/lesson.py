@@ -11,9 +11,8 @@ from rich.console import Console
 from terrine_experiments.setup import Part
 from terrine_experiments.sources import Source
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, Task
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose
-from terrine_models.students.settings import Training
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, load_idx, load_npz
-from terrine_models.students.settings import Training
+from terrine_models.students.models import Training
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read

@@ -14,9 +14,8 @@ from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Student, Task
+from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Student, Task, Training
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.shards import TrainingError
 
 pytestmark = pytest.mark.nightly

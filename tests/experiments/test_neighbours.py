@@ -15,7 +15,7 @@ from terrine_experiments.neighbours import NEAR, NeighbourExperiment, near
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import RECIPES, Source
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.students.settings import Training
+from terrine_models.students.models import Training
 from terrine_models.teachers.kinds import Heads
 
 pytestmark = pytest.mark.nightly

@@ -25,7 +25,7 @@ from terrine_experiments.setup import parts, pool_size, public_part
 from terrine_experiments.sources import DIGESTS, FILES, RECIPES, UNCOMPARED, check, load
 from terrine_models.data.arrays import DataError
 from terrine_models.students.answers import Answers
-from terrine_models.students.settings import Training
+from terrine_models.students.models import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records

@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.arrays import count_below, largest
-from terrine_models.features.maps import Kind, PublicData, public_features
-from terrine_models.features.pictures import (
+from terrine_models.features.maps import (
     COLOUR_CELLS,
     DRAWS,
     ELASTIC_SHARE,
     ENLARGED_SIDE_PIXELS,
     LATTICE_SIDE,
+    Kind,
+    PublicData,
     averaging,
     distort,
     enlarging,
+    public_features,
 )
 
 SHAPES = [(6,), (3, 3), (7, 5), (12, 13), (28, 28), (1, 1, 3), (9, 10, 3), (22, 21, 6)]

@@ -18,9 +18,11 @@ from terrine_models.features.maps import (
     base_features,
     base_of,
     check_channels_last,
+    coloured_gradients,
+    colours_width,
+    oriented_gradients,
     public_features,
 )
-from terrine_models.features.pictures import coloured_gradients, colours_width, oriented_gradients
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import choose

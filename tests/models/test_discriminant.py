@@ -17,9 +17,8 @@ from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
 from terrine_models.features.linear import UNSEEN_CLASS_SCORE, discriminant, mean_head
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, Task
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import HeadTeachers
 from terrine_models.teachers.kinds import Heads

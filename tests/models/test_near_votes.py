@@ -11,16 +11,17 @@ from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.students import near_votes
-from terrine_models.students.answers import Answers, fit_softmax
-from terrine_models.students.models import Task
-from terrine_models.students.near_votes import (
+from terrine_models.students import answers
+from terrine_models.students.answers import (
     SCORE_VARIANCES,
+    Answers,
     choose_score_variance,
     find_surroundings,
     fit_near,
+    fit_softmax,
 )
-from terrine_models.students.near_votes import weigh_surroundings as votes_of
+from terrine_models.students.answers import weigh_surroundings as votes_of
+from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
 
 Floats = NDArray[np.float64]
@@ -90,9 +91,9 @@ def test_those_around_an_input_are_the_nearest_and_itself(monkeypatch: pytest.Mo
     assert set(near[[50]].indices) == {49, 50, 51}
     alone = find_surroundings(x, 0.001)
     np.testing.assert_array_equal(alone.toarray(), np.eye(100))
-    monkeypatch.setattr(near_votes, "MAX_STAND_INS", 50)  # every second stands for all
+    monkeypatch.setattr(answers, "MAX_STAND_INS", 50)  # every second stands for all
     assert set(find_surroundings(x, 0.06)[[50]].indices) == {48, 50, 52}
-    monkeypatch.setattr(near_votes, "MAX_AROUND", 1)
+    monkeypatch.setattr(answers, "MAX_AROUND", 1)
     assert np.diff(find_surroundings(x, 0.06).indptr).max() <= 2
 
 

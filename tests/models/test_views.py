@@ -8,12 +8,17 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.maps import PublicData, public_features, views_of
-from terrine_models.features.pictures import View, best_view, held_out
+from terrine_models.features.maps import (
+    PublicData,
+    View,
+    best_view,
+    held_out,
+    public_features,
+    views_of,
+)
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Task
+from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 
 Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 POOL = 600

@@ -174,8 +174,7 @@ from pathlib import Path
 import numpy as np
 from terrine_models.data.arrays import InputSpec
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Student, Task
-from terrine_models.students.settings import Training
+from terrine_models.students.models import METHODS, Student, Task, Training
 from terrine_models.students.selection import asking_order
 out = Path(sys.argv[1])
 assert not {"torch", "sklearn"} & sys.modules.keys()

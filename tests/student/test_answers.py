@@ -14,9 +14,14 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from terrine_client.distill import make_answers
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, estimate_metrics
-from terrine_models.students.models import Task, calibrate, choose_threshold, confine_rarer_class
+from terrine_models.students.models import (
+    Task,
+    Training,
+    calibrate,
+    choose_threshold,
+    confine_rarer_class,
+)
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 from terrine_protocol import ProjectInfo
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)

@@ -24,10 +24,10 @@ from terrine_models.students.models import (
     StudentMethod,
     Task,
     Tensors,
+    Training,
     describe_student,
 )
 from terrine_models.students.selection import TrainedStudent, asking_order, choose
-from terrine_models.students.settings import Training
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 

@@ -23,11 +23,11 @@ from terrine_models.students.models import (
     Ridge,
     Student,
     Task,
+    Training,
     linear_features,
     softmax_features,
 )
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.owner.operations import open_project, register_ensemble

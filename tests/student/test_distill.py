@@ -27,9 +27,8 @@ from terrine_client.distill import DistillError, distill
 from terrine_client.errors import BudgetExhausted, ConfigurationError, ProjectPaused
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.students.answers import Estimate, EstimatedMetrics
-from terrine_models.students.models import Student
+from terrine_models.students.models import Student, Training
 from terrine_models.students.selection import Choice, JudgedMethod
-from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from support.data import chosen
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
 from terrine_models.features.linear import choose_landmarks, nystrom
-from terrine_models.features.pictures import DRAWS, distort, oriented_gradients, prepare
+from terrine_models.features.maps import DRAWS, distort, oriented_gradients, prepare
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import (
     KERNEL_PENALTY,
@@ -23,8 +23,8 @@ from terrine_models.students.models import (
     RidgeModel,
     Student,
     Task,
+    Training,
 )
-from terrine_models.students.settings import Training
 
 SPEC = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 TABLE = InputSpec(shape=(3,), dtype="float32", low=0, high=1)

@@ -15,9 +15,8 @@ from support.data import taught
 from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
-from terrine_models.students.models import Calibration, Student, Task, check_method
+from terrine_models.students.models import Calibration, Student, Task, Training, check_method
 from terrine_models.students.selection import asking_order
-from terrine_models.students.settings import Training
 
 MOONS = ("upper", "lower")
 PLANE = InputSpec(shape=(2,), dtype="float32", low=-2, high=3)

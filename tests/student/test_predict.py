@@ -17,9 +17,8 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, Task
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
-from terrine_models.students.settings import Training
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema

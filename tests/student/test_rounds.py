@@ -13,7 +13,7 @@ from support.servers import RunningServer
 from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.distill import DistillError, distill
-from terrine_models.students.settings import Training
+from terrine_models.students.models import Training
 from terrine_models.teachers.ensemble import Ensemble
 
 

@@ -42,7 +42,7 @@ from support.servers import Replicas, RunningServer, running_server
 from support.workers import answer_requests
 from terrine_client import Client
 from terrine_client.distill import Distilled, distill
-from terrine_models.students.settings import Training
+from terrine_models.students.models import Training
 
 Array = NDArray[np.generic]
 

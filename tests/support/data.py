@@ -22,9 +22,8 @@ from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers, Ints
-from terrine_models.students.models import METHODS, Student, Task
+from terrine_models.students.models import METHODS, Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import load
 from terrine_models.teachers.kinds import Forests, Heads
 from terrine_models.teachers.manifests import Manifest

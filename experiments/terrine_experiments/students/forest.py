@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.pictures import prepare
+from terrine_models.features.maps import prepare
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import (

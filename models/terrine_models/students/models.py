@@ -19,12 +19,13 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as validated_dataclass
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
@@ -43,29 +44,55 @@ from terrine_models.features.linear import (
 )
 from terrine_models.features.maps import (
     BLOCK_IMAGES,
+    DRAWS,
     MIN_GRAPH_POINTS,
     FeatureMap,
     Kind,
     PublicData,
+    View,
     ViewPoints,
     base_features,
+    distorted,
+    prepare,
     prepared_features,
     public_features,
 )
-from terrine_models.features.pictures import DRAWS, View, distorted, prepare
 from terrine_models.storage.manifests import (
+    SETTINGS_CONFIG,
     FeatureSpec,
     StoreError,
     load_arrays,
     save_tensors,
 )
-from terrine_models.students.answers import Answers, Bools, Floats, Ints, fit_shares, fit_softmax
-from terrine_models.students.near_votes import choose_score_variance, find_surroundings, fit_near
-from terrine_models.students.settings import Threshold, Training
+from terrine_models.students.answers import (
+    Answers,
+    Bools,
+    Floats,
+    Ints,
+    choose_score_variance,
+    find_surroundings,
+    fit_near,
+    fit_shares,
+    fit_softmax,
+)
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
 from terrine_protocol.tables.encoding import Frame, encode_frame
+
+Threshold = Literal["prior", "accuracy"] | Annotated[float, Field(gt=0, lt=1)]
+"""How shares of two classes become labels; see `choose_threshold`."""
+
+
+@validated_dataclass(frozen=True, config=SETTINGS_CONFIG)
+class Training:
+    """How a student is trained."""
+
+    method: str = "auto"
+    """`auto`, or one of `METHODS`."""
+    threshold: Threshold = "prior"
+    """From which probability of the second of two classes it is the label."""
+
 
 MODEL_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -469,7 +496,7 @@ class Features:
     _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
 
     def around(self, voting: float) -> csr_array:
-        """The inputs [N, N] around each, of which so many vote (`near_votes.find_surroundings`)."""
+        """The inputs [N, N] around each, of which so many vote (`answers.find_surroundings`)."""
         if voting not in self._around:
             self._around[voting] = find_surroundings(self.rows, voting)
         return self._around[voting]

@@ -32,12 +32,12 @@ from terrine_models.students.models import (
     Calibration,
     Student,
     Task,
+    Training,
     calibrate,
     check_method,
     choose_threshold,
     confine_rarer_class,
 )
-from terrine_models.students.settings import Training
 
 Tell = Callable[[str], None]
 PLAIN_METHOD = "ridge"

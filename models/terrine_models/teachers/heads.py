@@ -11,24 +11,22 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.backbones import backbones
 from terrine_models.features.linear import MANY_CLASSES, mean_head
 from terrine_models.features.maps import (
     BLOCK_IMAGES,
-    MAX_GRAPH_POINTS,
-    MIN_GRAPH_POINTS,
-    FeatureMap,
-    PublicData,
-    check_channels_last,
-    public_features,
-)
-from terrine_models.features.pictures import (
     ELASTIC_SHARE,
     ENLARGED_SIDE_PIXELS,
     MAX_BANDS,
+    MAX_GRAPH_POINTS,
+    MIN_GRAPH_POINTS,
     ROTATION_DEGREES,
+    FeatureMap,
+    PublicData,
+    backbones,
+    check_channels_last,
     distorted,
     draws_for,
+    public_features,
 )
 from terrine_models.storage.manifests import FEATURES_FILE, SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (

@@ -30,13 +30,13 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.backbones import backbones
 from terrine_models.features.linear import MANY_CLASSES, confidence_weights
 from terrine_models.features.maps import (
     MAX_GRAPH_POINTS,
     MIN_GRAPH_POINTS,
     FeatureMap,
     PublicData,
+    backbones,
     check_channels_last,
     public_features,
 )

@@ -27,8 +27,7 @@ from terrine_client.distill import Distilled, distill
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Task
-from terrine_models.students.settings import Training
+from terrine_models.students.models import METHODS, Task, Training
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role

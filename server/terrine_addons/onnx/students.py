@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from terrine_client._privacy import PRIVACY_FILE, PrivacyStatement, digest_of
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.linear import GRAPH_NEIGHBOURS, RANK_KNOTS
-from terrine_models.features.pictures import (
+from terrine_models.features.maps import (
     COLOUR_CELLS,
     COLOUR_LEVELS,
     DIRECTIONS,
@@ -144,7 +144,7 @@ class _Graph:
 def _oriented_gradients(
     graph: _Graph, pictures: str, size: tuple[int, int], least: float = MIN_CELL_LENGTH
 ) -> str:
-    """`pictures.oriented_gradients` of [B, H, W]."""
+    """`maps.oriented_gradients` of [B, H, W]."""
     height, width = size
     if min(size) < SMALL_SIDE_PIXELS:
         for axis in (1, 2):
@@ -201,7 +201,7 @@ def _angle(graph: _Graph, across: str, down: str) -> str:
 
 
 def _coloured_gradients(graph: _Graph, pictures: str, shape: tuple[int, int, int]) -> str:
-    """`pictures.coloured_gradients` of [B, C, H, W]."""
+    """`maps.coloured_gradients` of [B, C, H, W]."""
     height, width, channels = shape
     lightness = graph.mean(pictures, 1)
     groups = np.array_split(np.arange(channels), min(channels, MAX_BANDS))

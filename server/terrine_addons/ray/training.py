@@ -31,8 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.backbones import backbones
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap, PublicData, backbones
 from terrine_models.storage.manifests import versions
 from terrine_models.teachers.manifests import ShardTeachers, Trained
 from terrine_models.teachers.shards import Shards, TrainingError

@@ -20,8 +20,7 @@ from terrine_client.distill import (
     make_task,
 )
 from terrine_models.data.images import list_images
-from terrine_models.students.models import Student
-from terrine_models.students.settings import Threshold, Training
+from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.loading import is_table
 from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note

@@ -23,9 +23,8 @@ from scipy.stats import rankdata
 from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Task
+from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose
-from terrine_models.students.settings import Training
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
