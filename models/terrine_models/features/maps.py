@@ -562,7 +562,7 @@ class FeatureMap:
 
     def __call__(self, x: Array) -> Array:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
-        return self.of_base(_base(self.spec.base, self.backbone, x, self.inputs))
+        return self.of_base(base_features(self.spec.base, x, self.inputs, self.backbone))
 
     def of_block(self, x: Array, size: int) -> Array:
         """Features [size, width] of inputs [B, *shape] and of rows of zeros after them.
@@ -647,13 +647,11 @@ def _filled_up(rows: Array, size: int) -> Array:
     return namespace(rows).concatenate([rows, more])
 
 
-def _base(base: Base, backbone: Backbone | None, x: Array, inputs: InputSpec) -> Array:
-    return base_features(base, x, inputs) if backbone is None else backbone(x)
-
-
-def base_features(base: Base, x: Array, inputs: InputSpec) -> Array:
+def base_features(
+    base: Base, x: Array, inputs: InputSpec, backbone: Backbone | None = None
+) -> Array:
     """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
-    return prepared_features(base, prepare(x, inputs))
+    return prepared_features(base, prepare(x, inputs)) if backbone is None else backbone(x)
 
 
 def prepared_features(base: Base, x: Array) -> Array:
@@ -748,7 +746,8 @@ def public_features(
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
     blocks = _blocks(public.inputs[::every])
-    base = np.concatenate(side_by_side(partial(_base, name, backbone, inputs=inputs), blocks))
+    compute = partial(base_features, name, inputs=inputs, backbone=backbone)
+    base = np.concatenate(side_by_side(compute, blocks))
     weights = _weights(view, base, inputs)
     if kind == "nystrom":
         return _landmarks(inputs, name, base, weights, public.source, width)
