@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
