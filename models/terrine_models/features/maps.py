@@ -43,6 +43,13 @@ from terrine_models.features.pictures import (
     oriented_gradients,
     prepare,
 )
+from terrine_models.features.texts import (
+    fit_texts,
+    other_columns,
+    text_blocks,
+    text_features,
+    text_shapes,
+)
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     FEATURES_FILE,
@@ -78,6 +85,8 @@ BLOCK_IMAGES = 128
 MAX_BINNED_ROWS = 100_000
 """The most public rows of a table on which bins are fitted: of more, every second, third, ….
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
+MAX_TEXT_ROWS = 20_000
+"""The same of rows with texts, whose principal components are sought."""
 MAX_SHARED = 0.01
 """Share of the public rows that may be private ones as well, however seldom rows repeat."""
 MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
@@ -182,7 +191,7 @@ class FeatureMap:
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
-        [components]; of bins, `linear.Bins`."""
+        [components]; of bins, `linear.Bins`, and of texts those of `texts.fit_texts`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -212,8 +221,13 @@ class FeatureMap:
         if self.spec.projection == "discriminant":
             return (base - self.tensors["mean"]) @ self.tensors["basis"]
         if self.spec.base == "bins":
-            binned = linear.Bins(self.tensors)(base)
-            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
+            return _binned(base, self.tensors)
+        if self.spec.base == "texts":
+            said = text_features(base, self.inputs, self.tensors)
+            if not self.spec.steps + self.spec.ranks:
+                return said
+            others = base[:, other_columns(self.inputs).to(base.device)]
+            return torch.cat([_binned(others, self.tensors), said], 1)
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
@@ -227,6 +241,10 @@ class FeatureMap:
         spec = self.spec
         if spec.base == "bins":
             return linear.shapes(spec.steps, spec.ranks, spec.components)
+        if spec.base == "texts":
+            known = spec.texts or ()
+            bins = linear.shapes(spec.steps, spec.ranks, spec.components - sum(known))
+            return (bins if spec.steps + spec.ranks else {}) | text_shapes(self.inputs, known)
         size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
@@ -254,6 +272,11 @@ class FeatureMap:
         """The same map on another device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def _binned(x: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Features [B, d] of the columns [B, c] of rows, by bins."""
+    return (linear.Bins(tensors)(x) - tensors["mean"]) @ tensors["basis"]
 
 
 def _repetitions(digests: NDArray[Any]) -> int:
@@ -341,7 +364,8 @@ def public_features(
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
     (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
-    their encoded columns.
+    their encoded columns. Of texts, principal components of their n-grams and embeddings stand beside
+    the other columns' bins (`texts.py`); without public rows, a random projection of all.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
     public data they are kept as they are. `nystrom`, which students have, is for public images and
     no backbone. Raises DataError for `discriminant` without public images or with a backbone.
@@ -463,6 +487,10 @@ def _landmarks(
 def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
+    if inputs.texts is not None:
+        if public is None:
+            return _random_projection(inputs, 4 * width)
+        return _of_texts(inputs, public, width, whiten)
     if public is not None:
         every = -(-len(public.inputs) // MAX_BINNED_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
@@ -481,6 +509,36 @@ def _of_tables(
             return FeatureMap(spec, inputs, tensors)
     spec = FeatureSpec(base="identity", projection="none", components=math.prod(inputs.shape))
     return FeatureMap(spec, inputs, {})
+
+
+def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -> FeatureMap:
+    """The map of rows with texts: components of these, beside bins of all other columns.
+
+    A text varies as much as all other columns together.
+    """
+    every = -(-len(public.inputs) // MAX_TEXT_ROWS)
+    rows = base_features("texts", torch.from_numpy(public.inputs[::every]), inputs)
+    columns = rows[:, other_columns(inputs)]
+    bins = linear.fit_bins(columns, width, whiten=whiten)
+    if bins is None:  # few rows: as much of the columns as there is
+        bins = linear.fit_bins(columns, width, whiten=whiten, ranks_alone=True, rows_per_bin=1)
+    length = 1.0
+    if bins is not None:
+        length = float(_binned(columns, bins).var(0, correction=0).sum().sqrt())
+    texts = fit_texts(rows, inputs, width, length, _principal_components)
+    known = tuple(
+        texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs)))
+    )
+    spec = FeatureSpec(
+        base="texts",
+        projection="whitened" if whiten else "scaled",
+        components=sum(known) + (0 if bins is None else bins["basis"].shape[1]),
+        steps=0 if bins is None else len(bins["steps"]),
+        ranks=0 if bins is None else len(bins["knots"]),
+        texts=known,
+        fitted_on=public.source,
+    )
+    return FeatureMap(spec, inputs, (bins or {}) | texts)
 
 
 def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:

@@ -114,12 +114,14 @@ class DataOptions:
     bins: str | None
     ignore: tuple[str, ...]
     keep: tuple[str, ...]
+    embedding: Path | None
 
     @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
         named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
         named["--bins"] = self.bins
+        named["--embedding"] = None if self.embedding is None else str(self.embedding)
         ignored = [word for name in self.ignore for word in ("--ignore", name)]
         kept = [word for name in self.keep for word in ("--keep", name)]
         return [*_options(named), *ignored, *kept]
@@ -145,6 +147,7 @@ class DataOptions:
                 columns=reading.split_names(self.columns),
                 ignore=self.ignore,
                 keep=self.keep,
+                embedding=reading.parse_embedding(self.embedding),
                 note=note,
                 progress=progress,
             )
@@ -195,6 +198,7 @@ def quickstart(
             metavar="COLUMN", help="Of a table: a column to use as a feature. May be repeated."
         ),
     ] = None,
+    embedding: reading.Embedded = None,
     classes: reading.Classes = None,
     images: reading.Images = None,
     epsilon: Annotated[
@@ -267,10 +271,11 @@ def quickstart(
         fail("Name the private records; or give --dry-run, and with --units how many there are.")
     if as_json() and not dry_run:
         fail("--json goes with --dry-run.")
+    reading.parse_embedding(embedding)  # which a schema that exists may name, too
     if not (yes or dry_run) and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
-    given = DataOptions(public, label, group, columns, classes, images, bins, *roles)
+    given = DataOptions(public, label, group, columns, classes, images, bins, *roles, embedding)
     for path in (private, public):
         if path is not None and not path.exists():
             fail(f"There is no {path}.")
@@ -572,7 +577,10 @@ def _find_schema(
     """
     if not is_table(data):
         if given.table:
-            fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
+            fail(
+                "--label, --bins, --group, --columns, --ignore, --keep and --embedding are for "
+                "tables."
+            )
         return None, given
     if out.exists():
         log.note(f"The schema is {out}. To have another proposed, remove it.")

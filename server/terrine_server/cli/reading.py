@@ -49,9 +49,10 @@ from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schem
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables import Embedding, TableSchema
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
 from terrine_protocol.tables.encoding import encode_table
+from terrine_protocol.tables.texts import declare_embedding
 from terrine_server.cli.console import console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
 
@@ -83,6 +84,14 @@ Images = Annotated[
         help="For folders of PNG and JPEG files: the height and width that each is converted to, "
         "as 28x28 or, in grey, 28x28:grey. Of grey PNGs of 16 bits, N are used: as many as by "
         "those of --public, else 16.",
+    ),
+]
+Embedded = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Of texts: a public encoder, beside their n-grams: a table of embeddings, tokens x "
+        "numbers (*.safetensors), and its tokenizer.json.",
     ),
 ]
 Bins = Annotated[
@@ -404,6 +413,11 @@ def parse_images(text: str | None) -> ImageFormat | None:
     )
 
 
+def parse_embedding(folder: Path | None) -> Embedding | None:
+    """Return the encoder of texts in a folder, which is found there from now on."""
+    return None if folder is None else declare_embedding(folder)
+
+
 def show_schema(
     proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
 ) -> None:
@@ -481,6 +495,7 @@ def schema(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column to use as a feature. May be repeated."),
     ] = None,
+    embedding: Embedded = None,
     columns: Annotated[
         str | None,
         typer.Option(metavar="A,B,…", help="Names of the columns of a CSV file without a header."),
@@ -506,6 +521,7 @@ def schema(
             columns=split_names(columns),
             ignore=ignore or (),
             keep=keep or (),
+            embedding=parse_embedding(embedding),
             note=note_on,
             progress=progress,
         )
