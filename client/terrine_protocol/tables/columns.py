@@ -450,7 +450,7 @@ def _encode_texts(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         text, cut[place] = clean_text(value if isinstance(value, str) else as_text(value))
         texts.append("" if text.strip() in MISSING_TEXTS else text)
     found = encode_texts(texts, column)
-    missing = ~found[:, : column.width].any(axis=1)
+    missing: NDArray[np.bool_] = np.logical_not(found[:, : column.width].any(axis=1))
     out[:, :-1], out[:, -1] = found[coded.places], missing[coded.places]
     tally.missing += int(missing[coded.places].sum())
     tally.cut += int(cut[coded.places].sum())

@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -235,14 +235,16 @@ class EmbeddingTable:
             return np.full(self.width, 0.5, np.float32)
         whole = np.rint(total / largest * EMBEDDED_STEPS).astype(np.int64)
         unit = whole / math.sqrt(int((whole**2).sum()))
-        return ((unit + 1) / 2).astype(np.float32)
+        found: NDArray[np.float32] = ((unit + 1) / 2).astype(np.float32)
+        return found
 
 
 def _matrix(file: PublicBytes) -> NDArray[np.float16]:
     from safetensors import SafetensorError, deserialize
 
     try:
-        tensors = [each for _, each in deserialize(file.data)]
+        parse: Callable[[bytes], list[tuple[str, Any]]] = deserialize
+        tensors = [each for _, each in parse(file.data)]
     except (SafetensorError, ValueError, OverflowError) as error:
         raise DataError(f"{file.path} is not a safetensors file: {error}.") from None
     kinds: dict[str, Any] = {"F16": np.float16, "F32": np.float32, "F64": np.float64}

@@ -223,16 +223,22 @@ class FeatureMap:
         if self.spec.base == "bins":
             return _binned(base, self.tensors)
         if self.spec.base == "texts":
-            said = text_features(base, self.inputs, self.tensors)
-            if not self.spec.steps + self.spec.ranks:
-                return said
-            others = base[:, other_columns(self.inputs).to(base.device)]
-            return torch.cat([_binned(others, self.tensors), said], 1)
+            found = text_features(base, self.inputs, self.tensors)
+            if self.spec.steps + self.spec.ranks:
+                others = base[:, other_columns(self.inputs).to(base.device)]
+                found = torch.cat([_binned(others, self.tensors), found], 1)
+            if not self.spec.points:
+                return found
+            return torch.cat([found, self._along_graph(F.normalize(found, dim=1), skip)], 1)
         points = _project(base, self.tensors)
         if self.spec.projection != "graph":
             return points
+        return torch.cat([points, self._along_graph(points, skip)], 1)
+
+    def _along_graph(self, points: torch.Tensor, skip: int) -> torch.Tensor:
+        """Coordinates of points of unit length on the public graph."""
         known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
-        return torch.cat([points, extend(points, *known, skip=skip)], 1)
+        return extend(points, *known, skip=skip)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that the tensors must have."""
@@ -244,19 +250,27 @@ class FeatureMap:
         if spec.base == "texts":
             known = spec.texts or ()
             bins = linear.shapes(spec.steps, spec.ranks, spec.components - sum(known))
-            return (bins if spec.steps + spec.ranks else {}) | text_shapes(self.inputs, known)
+            others = bins if spec.steps + spec.ranks else {}
+            graph = self._graph_shapes() if spec.points else {}
+            return others | text_shapes(self.inputs, known) | graph
         size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
-            shapes["points"] = (spec.points, spec.components)
-            shapes["scales"] = (spec.points,)
-            shapes["coordinates"] = (spec.points, spec.coordinates)
+            shapes |= self._graph_shapes()
         if spec.projection == "discriminant":
             shapes["between"] = (spec.components,)
         if spec.projection == "nystrom":
             shapes["landmarks"] = (spec.landmarks, spec.components)
             shapes["whitening"] = (spec.landmarks, spec.landmarks)
         return shapes
+
+    def _graph_shapes(self) -> dict[str, tuple[int, ...]]:
+        spec = self.spec
+        return {
+            "points": (spec.points, spec.components),
+            "scales": (spec.points,),
+            "coordinates": (spec.points, spec.coordinates),
+        }
 
     def save(self, directory: Path) -> dict[str, str]:
         """Save the tensors and the backbone, if there are any; return the SHA-256 of each file."""
@@ -387,7 +401,10 @@ def public_features(
     view = view or View(base_of(inputs))
     name = view.base
     if name == "identity" and (kind != "nystrom" or public is None):
-        return _of_tables(inputs, public, width, whiten)
+        if public is None or inputs.texts is None:
+            return _of_tables(inputs, public, width, whiten)
+        known = _of_texts(inputs, public, width, whiten)
+        return _with_graph(known, public, width) if kind == "fine_graph" else known
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
@@ -487,10 +504,8 @@ def _landmarks(
 def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
-    if inputs.texts is not None:
-        if public is None:
-            return _random_projection(inputs, 4 * width)
-        return _of_texts(inputs, public, width, whiten)
+    if inputs.texts is not None and public is None:
+        return _random_projection(inputs, 4 * width)
     if public is not None:
         every = -(-len(public.inputs) // MAX_BINNED_ROWS)
         rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
@@ -539,6 +554,18 @@ def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -
         fitted_on=public.source,
     )
     return FeatureMap(spec, inputs, (bins or {}) | texts)
+
+
+def _with_graph(known: FeatureMap, public: PublicData, width: int) -> FeatureMap:
+    """A map of texts with a fine graph besides, of a third of `width` coordinates."""
+    rows = torch.from_numpy(public.inputs[:: -(-len(public.inputs) // MAX_GRAPH_POINTS)])
+    if len(rows) < MIN_GRAPH_POINTS:
+        return known
+    points = F.normalize(known(rows), dim=1)
+    coordinates, scales = embed(points, width // 3, FINE_GRAPH_POWER)
+    spec = known.spec.model_copy(update={"coordinates": width // 3, "points": len(points)})
+    graph = {"points": points, "scales": scales, "coordinates": coordinates}
+    return FeatureMap(spec, known.inputs, known.tensors | graph)
 
 
 def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:

@@ -97,8 +97,11 @@ class FeatureSpec(Record):
             raise ValueError("texts, and no other base, have components of texts")
         if min(self.texts or (1,)) < 1 or sum(self.texts or ()) > self.components:
             raise ValueError("components of texts are from 1, and some of all components")
-        if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
+        graph = self.points > 0 and self.coordinates > 0
+        if self.base != "texts" and (self.projection == "graph") != graph:
             raise ValueError("a graph, and no other projection, has points and coordinates")
+        if (self.points > 0) != (self.coordinates > 0):
+            raise ValueError("a graph has points and coordinates")
         if (self.projection == "nystrom") != (self.landmarks > 0 and self.gamma is not None):
             raise ValueError("nystrom, and no other projection, has landmarks and gamma")
         return self
