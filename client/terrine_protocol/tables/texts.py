@@ -130,9 +130,7 @@ def hashed_texts(texts: Sequence[str], width: int) -> NDArray[np.float32]:
     return found
 
 
-def _places(
-    hashes: NDArray[np.uint64], starts: NDArray[np.intp], size: int
-) -> NDArray[np.intp]:
+def _places(hashes: NDArray[np.uint64], starts: NDArray[np.intp], size: int) -> NDArray[np.intp]:
     """Where each n-gram is counted: among `size` numbers from its start."""
     return (_mix(hashes) % np.uint64(size)).astype(np.intp) + starts
 
@@ -252,8 +250,8 @@ def _matrix(file: PublicBytes) -> NDArray[np.float16]:
     if len(fitting) != 1:
         shapes = ", ".join(f"{each['dtype']} {list(each['shape'])}" for each in tensors[:5])
         raise DataError(
-            f"{file.path} holds {shapes or 'nothing'}; expected one matrix, tokens x numbers, of the "
-            "type F16 or F32."
+            f"{file.path} holds {shapes or 'nothing'}; expected one matrix, tokens x numbers, of "
+            "the type F16 or F32."
         )
     kind, shape = kinds[fitting[0]["dtype"]], fitting[0]["shape"]
     found = np.frombuffer(fitting[0]["data"], kind).reshape(shape)
@@ -273,7 +271,7 @@ def _tokenizer(file: PublicBytes) -> Tokenizer:
         found.no_truncation()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - a panic of Rust is no Exception
+    except BaseException as error:  # a panic of Rust is no Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{file.path} is not a tokenizer.json: {reason}.") from None
     return found

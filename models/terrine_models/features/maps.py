@@ -378,8 +378,9 @@ def public_features(
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
     (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
-    their encoded columns. Of texts, principal components of their n-grams and embeddings stand beside
-    the other columns' bins (`texts.py`); without public rows, a random projection of all.
+    their encoded columns. Of texts, principal components of n-grams and embeddings stand beside the
+    other columns' bins (`texts.py`), and with the kind `fine_graph` coordinates of their graph;
+    without public rows, a random projection of all.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
     public data they are kept as they are. `nystrom`, which students have, is for public images and
     no backbone. Raises DataError for `discriminant` without public images or with a backbone.
@@ -541,9 +542,7 @@ def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -
     if bins is not None:
         length = float(_binned(columns, bins).var(0, correction=0).sum().sqrt())
     texts = fit_texts(rows, inputs, width, length, _principal_components)
-    known = tuple(
-        texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs)))
-    )
+    known = tuple(texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs))))
     spec = FeatureSpec(
         base="texts",
         projection="whitened" if whiten else "scaled",

@@ -198,9 +198,7 @@ def distorted(
     return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
 
 
-Base = Literal[
-    "oriented_gradients", "coloured_gradients", "identity", "bins", "texts", "backbone"
-]
+Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "texts", "backbone"]
 MIN_LEAD_STANDARD_ERRORS = 2.0
 MIN_LEAD_OF_PIXELS = 0.02
 """Share of the answers on which pixels must agree more than gradients do: gradients gain from

@@ -50,7 +50,7 @@ from terrine_protocol.tables.encoding import opened_by_schema, opened_table
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
 
-TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test", ".jsonl", ".ndjson"}
 TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
 UNREAD_SUFFIXES = {
     ".xlsx",
@@ -69,8 +69,6 @@ UNREAD_SUFFIXES = {
     ".rdata",
     ".mat",
     ".json",
-    ".jsonl",
-    ".ndjson",
     ".arff",
     ".avro",
     ".sqlite",

@@ -1168,7 +1168,9 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
 
 def _text(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     """Describe the column as free text."""
-    return RoleGuess(Column(name=column.name, role="text"), "free text: its words are hashed", doubt)
+    return RoleGuess(
+        Column(name=column.name, role="text"), "free text: its words are hashed", doubt
+    )
 
 
 def _with_embedding(guess: RoleGuess, embedding: Embedding) -> RoleGuess:
