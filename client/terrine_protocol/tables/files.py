@@ -652,14 +652,15 @@ class JsonLinesFile(TableFile):
         self.path, self.sha256, self.types = path, "", dict[str, Any]()
         self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
         self._objects = self._read(self._text)
-        self._head = [each for each, _ in zip(self._objects, range(SAMPLE_RECORDS), strict=False)]
+        self._head = list(itertools.islice(self._objects, SAMPLE_RECORDS))
         self.first = list(dict.fromkeys(name for _, row in self._head for name in row))
 
     def batches(
         self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
     ) -> Iterator[Any]:
         """Record batches of text with these columns. Raises DataError."""
-        rows, known, waiting = rows_at_a_time(len(names)), set(self.first), []
+        rows, known = rows_at_a_time(len(names)), set(self.first)
+        waiting = list[dict[str, str | None]]()
 
         def batch() -> Any:
             arrays = [pa.array([row.get(n) for row in waiting], pa.string()) for n in names]

@@ -87,6 +87,8 @@ MAX_BINNED_ROWS = 100_000
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
 MAX_TEXT_ROWS = 20_000
 """The same of rows with texts, whose principal components are sought."""
+TEXT_VARIANCE_SHARE = 0.5
+"""Variance of a text beside that of all other columns: it may say more than they, or nothing."""
 MAX_SHARED = 0.01
 """Share of the public rows that may be private ones as well, however seldom rows repeat."""
 MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
@@ -530,7 +532,7 @@ def _of_tables(
 def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -> FeatureMap:
     """The map of rows with texts: components of these, beside bins of all other columns.
 
-    A text varies as much as all other columns together.
+    A text varies half as much as all other columns together (`TEXT_VARIANCE_SHARE`).
     """
     every = -(-len(public.inputs) // MAX_TEXT_ROWS)
     rows = base_features("texts", torch.from_numpy(public.inputs[::every]), inputs)
@@ -540,7 +542,8 @@ def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -
         bins = linear.fit_bins(columns, width, whiten=whiten, ranks_alone=True, rows_per_bin=1)
     length = 1.0
     if bins is not None:
-        length = float(_binned(columns, bins).var(0, correction=0).sum().sqrt())
+        variance = float(_binned(columns, bins).var(0, correction=0).sum())
+        length = (TEXT_VARIANCE_SHARE * variance) ** 0.5
     texts = fit_texts(rows, inputs, width, length, _principal_components)
     known = tuple(texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs))))
     spec = FeatureSpec(

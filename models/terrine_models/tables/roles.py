@@ -1272,6 +1272,8 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     if text := column.unread_number:
         doubt = "To learn from it, write plain digits in all files, such as 1234.5."
         return _ignore(column, f"numbers written as {text!r}", doubt)
+    if column.prose and count <= FEW_VALUES:
+        return _ignore(column, "free text in few rows", f"{keep}.")
     if column.prose:
         return _text(column)
     if count > FEW_VALUES and 0 < column.words * 5 <= column.given:
