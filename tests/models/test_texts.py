@@ -238,7 +238,7 @@ def test_the_map_of_texts_is_kept_and_read_again(
     schema, public = reports
     inputs = encoded_input(schema)
     for kind in ("graph", "fine_graph"):
-        known = public_features(inputs, public, 150, kind)  # type: ignore[arg-type]
+        known = public_features(inputs, public, 150, kind)
         assert {n: tuple(t.shape) for n, t in known.tensors.items()} == known.shapes()
         spec = FeatureSpec.model_validate_json(known.spec.model_dump_json())
         again = FeatureMap(spec, inputs, known.tensors)
