@@ -741,6 +741,11 @@ def _written(value: object) -> str:
 
 def _is_json_lines(path: Path, file: io.BufferedReader) -> bool:
     """Whether the first line of a file, plain or gzip, is an object of JSON."""
+    start = file.peek(1)
+    if start.startswith(b"\x1f\x8b"):
+        start = zlib.decompressobj(wbits=31).decompress(start, BLOCK_BYTES)
+    if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        return False
     head = TextFile(path, file, ignore_note, digest=False).read(BLOCK_BYTES)
     file.seek(0)
     first = next((line.strip() for line in head.splitlines() if line.strip()), b"")
