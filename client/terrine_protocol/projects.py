@@ -53,6 +53,14 @@ class ImageFormat(Record):
         return (self.height, self.width) if self.grey else (self.height, self.width, 3)
 
 
+class TextNumbers(Record):
+    """Which numbers of an input are those of a text: n-grams first, and then an embedding."""
+
+    start: Annotated[int, Field(ge=0)]
+    hashed: Annotated[int, Field(ge=1)]
+    embedded: Annotated[int, Field(ge=0)]
+
+
 class InputSpec(Record):
     """The format of an ensemble's inputs."""
 
@@ -62,9 +70,24 @@ class InputSpec(Record):
     dtype: Literal["uint8", "float32"]
     low: Annotated[float, Field(description="Smallest allowed value.")]
     high: Annotated[float, Field(description="Largest allowed value.")]
+    texts: Annotated[
+        tuple[TextNumbers, ...] | None,
+        Field(
+            min_length=1,
+            description="Of rows with columns of text: where the numbers of each are.",
+            exclude_if=absent,
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
+        end = 0
+        for text in self.texts or ():
+            if text.start < end or len(self.shape) != 1:
+                raise ValueError("texts are in rows of a table, one after another")
+            end = text.start + text.hashed + text.embedded
+        if end > self.shape[0]:
+            raise ValueError("texts have more numbers than an input has")
         if not 1 <= len(self.shape) <= 4 or min(self.shape) < 1:
             raise ValueError(f"shape must be one to four sizes from 1, got {list(self.shape)}")
         if not self.low < self.high:

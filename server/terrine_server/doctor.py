@@ -68,8 +68,14 @@ class Finding:
 LOW_DISK_BYTES = 2**30
 FULL_DISK_BYTES = 2**26
 """With less free space, answers are about to stop."""
-FOREIGN_VARIABLES = {"TERRINE_DEBUG", "TERRINE_TOKEN", "TERRINE_URL", "TERRINE_SHARED_DATA"}
-"""Variables that only the command line, students and tests read."""
+FOREIGN_VARIABLES = {
+    "TERRINE_DEBUG",
+    "TERRINE_ENCODERS",
+    "TERRINE_SHARED_DATA",
+    "TERRINE_TOKEN",
+    "TERRINE_URL",
+}
+"""Variables that no setting is named by: of the command line, students, encoders and tests."""
 
 
 def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:

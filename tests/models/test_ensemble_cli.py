@@ -119,7 +119,7 @@ def test_a_schema_is_proposed_explained_and_trained_with(terrine: Terrine, hospi
         "patient_id group name: 479 997",
         "stay_id ignored identifier name,",
         "admitted date dates",
-        "note ignored text",
+        "note text free",
         "diagnosis categorical 36",
     ):
         holds(said, *row.split())

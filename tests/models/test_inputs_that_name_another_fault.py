@@ -196,7 +196,6 @@ def test_a_table_is_read(what: str, tmp_path: Path) -> None:
 
 NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a space before a delimiter": ("t.csv", '"a" ,"b"\n1,x\n', ("first", "space")),
-    "JSON lines": ("t.jsonl", '{"a": 1, "b": "x"}\n{"a": 2}\n', ("JSON", "lines=True")),
     "JSON": ("t.csv", '[{"a": 1}, {"a": 2}]\n', ("JSON", "pandas.read_json")),
     "a page of the Web": ("t.csv", "<!DOCTYPE html>\n<html>\n", ("Web",)),
     "a title": ("t.csv", f"Our survey\n\n{TABLE}", ("title", 3, "+3")),

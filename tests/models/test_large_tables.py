@@ -379,4 +379,4 @@ def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = proposed(
         tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}
     )
-    assert found["note"].why == "free text"
+    assert found["note"].column.role == "text"

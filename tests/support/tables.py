@@ -66,7 +66,7 @@ DEFAULT_ROLES = {
     "admitted": "date",
     "discharged": "date",
     "diagnosis": "categorical",
-    "note": "ignored",
+    "note": "text",
     "smoker": "categorical",
     "room": "categorical",
     "readmitted": "label",

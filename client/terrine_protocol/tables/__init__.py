@@ -16,13 +16,16 @@ from terrine_protocol.errors import TerrineError
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-FEATURE_ROLES = ("numeric", "categorical", "boolean", "ordinal", "date")
+FEATURE_ROLES = ("numeric", "categorical", "boolean", "ordinal", "date", "text")
 """Roles of columns that are encoded."""
 REMARK_KEYS = ("why", "check")
 """Keys beside a column that are not read."""
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
 Commas = Literal["thousands", "decimal"]
 """What commas in numbers are: as in 1,234.5, or as in 3,14."""
+Encoder = Literal["hashed", "embedding"]
+"""Of texts: n-grams, hashed; or beside them the mean of the rows of a table for their tokens."""
+DEFAULT_TEXT_WIDTH = 2048
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
@@ -65,12 +68,35 @@ class PublicSource(Record):
     records: Annotated[int, Field(ge=1)]
 
 
+class PublicFile(Record):
+    """A file that its owner declared public, by name and digest."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200)]
+    sha256: Sha256
+
+
+class Embedding(Record):
+    """A static encoder of texts: a matrix of tokens x numbers, and what cuts texts into tokens."""
+
+    table: PublicFile
+    tokenizer: PublicFile
+    width: Annotated[int, Field(ge=1, le=4096, description="Numbers for each token.")]
+
+
 class Column(Record):
     """One column of a table and its public range or categories."""
 
     name: str
     role: Literal[
-        "numeric", "categorical", "boolean", "ordinal", "date", "label", "group", "ignored"
+        "numeric",
+        "categorical",
+        "boolean",
+        "ordinal",
+        "date",
+        "text",
+        "label",
+        "group",
+        "ignored",
     ]
     low: float | None = None
     high: float | None = None
@@ -99,6 +125,13 @@ class Column(Record):
     ] = None
     """Of dates: the numbers that are taken from one."""
 
+    encoder: Annotated[Encoder | None, Field(exclude_if=absent)] = None
+    """Of texts. Without it, n-grams are hashed."""
+    width: Annotated[int | None, Field(ge=64, le=16_384, exclude_if=absent)] = None
+    """Of texts: how many numbers their n-grams become."""
+    embedding: Annotated[Embedding | None, Field(exclude_if=absent)] = None
+    """Of texts with this encoder: its files."""
+
     @model_validator(mode="before")
     @classmethod
     def _leaves_out_remarks(cls, given: Any) -> Any:
@@ -115,6 +148,9 @@ class Column(Record):
             values = range_names(self.edges)
         if values is not None:
             object.__setattr__(self, "values", tuple(map(normalize, values)))
+        if self.role == "text":
+            object.__setattr__(self, "encoder", self.encoder or "hashed")
+            object.__setattr__(self, "width", self.width or DEFAULT_TEXT_WIDTH)
         return self
 
 
@@ -164,6 +200,16 @@ class TableSchema(Record):
             if (column.role == "date") != all(dated) or any(dated) != all(dated):
                 raise ValueError(
                     f"column {column.name!r}: dates, and no other columns, have order, since, parts"
+                )
+            of_texts = (column.encoder, column.width, column.embedding)
+            if column.role != "text" and any(of_texts):
+                raise ValueError(
+                    f"column {column.name!r} is {column.role}: it has no encoder, width or "
+                    "embedding"
+                )
+            if (column.encoder == "embedding") != (column.embedding is not None):
+                raise ValueError(
+                    f"column {column.name!r}: the encoder embedding, and no other, has an embedding"
                 )
             if column.parts is not None and len(set(column.parts)) != len(column.parts):
                 raise ValueError(f"column {column.name!r} lists a part twice")

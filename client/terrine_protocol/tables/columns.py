@@ -32,6 +32,7 @@ from terrine_protocol.tables import (
     DateOrder,
     TableSchema,
 )
+from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
 TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
@@ -115,6 +116,8 @@ class Tally:
     """Values that it does not list."""
     outside: int = 0
     """Numbers and dates outside its range."""
+    cut: int = 0
+    """Texts of which only the beginning is read."""
 
 
 class Encoder:
@@ -166,6 +169,11 @@ class Encoder:
                     f"{start} {tally.outside:,} {of} outside the schema's range{ends} and clipped "
                     "to it."
                 )
+            if tally.cut:
+                note(
+                    f"{start} {tally.cut:,} {of} longer than {MAX_TEXT_CHARACTERS:,} characters; "
+                    "what follows is not read."
+                )
             if tally.missing and column.role == "numeric":
                 note(
                     f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
@@ -188,7 +196,7 @@ def encoded_width(column: Column) -> int:
 
     One per number, ordinal or boolean, and per part of a date; one more that says that it is
     missing, for a number only if the schema says what stands for it. One per category, and one for
-    "other".
+    "other". Of a text the numbers of its encoder, and one that says that it is missing.
     """
     match column.role:
         case "numeric":
@@ -199,6 +207,9 @@ def encoded_width(column: Column) -> int:
             return 2
         case "date":
             return len(column.parts or ()) + 1
+        case "text":
+            embedded = 0 if column.embedding is None else column.embedding.width
+            return (column.width or 0) + embedded + 1
         case _:
             return 0
 
@@ -431,12 +442,27 @@ def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
+def _encode_texts(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
+    values = block.columns[column.name]
+    coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
+    texts, cut = list[str](), np.zeros(len(coded.values), dtype=bool)
+    for place, value in enumerate(coded.values):
+        text, cut[place] = clean_text(value if isinstance(value, str) else as_text(value))
+        texts.append("" if text.strip() in MISSING_TEXTS else text)
+    found = encode_texts(texts, column)
+    missing: NDArray[np.bool_] = np.logical_not(found[:, : column.width].any(axis=1))
+    out[:, :-1], out[:, -1] = found[coded.places], missing[coded.places]
+    tally.missing += int(missing[coded.places].sum())
+    tally.cut += int(cut[coded.places].sum())
+
+
 _ENCODERS: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]] = {
     "categorical": _encode_listed,
     "ordinal": _encode_listed,
     "boolean": _encode_booleans,
     "numeric": _encode_numbers,
     "date": _encode_dates,
+    "text": _encode_texts,
 }
 """Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 

@@ -1,4 +1,4 @@
-"""Read tables in files with pyarrow: CSV, Parquet, Arrow and ORC, some rows at a time.
+"""Read tables in files with pyarrow: CSV, JSON lines, Parquet, Arrow and ORC, some rows at a time.
 
 A file is read once from beginning to end, and hashed on the way (one of the others before,
 if its digest is wanted). Only where something is wrong a CSV file is read again, to find the line.
@@ -12,6 +12,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import re
 import zlib
@@ -640,6 +641,124 @@ class ArrowFolder(TableFile):
         return f"{self._parts[part][0]} row {record - self._starts[part] + 1}"
 
 
+class JsonLinesFile(TableFile):
+    """A file with an object of JSON on each line, plain or gzip: a row, by the names of columns.
+
+    `first` are the names in its first objects. A column that an object lacks is empty there. Values
+    are read as they are written: 1.50 is the text 1.50.
+    """
+
+    def __init__(self, path: Path, file: io.BufferedReader, note: Note, digest: bool) -> None:
+        self.path, self.sha256, self.types = path, "", dict[str, Any]()
+        self._size, self._text = path.stat().st_size, TextFile(path, file, note, digest)
+        self._objects = self._read(self._text)
+        self._head = list(itertools.islice(self._objects, SAMPLE_RECORDS))
+        self.first = list(dict.fromkeys(name for _, row in self._head for name in row))
+
+    def batches(
+        self, names: Sequence[str], header: bool = True, progress: Progress = ignore_progress
+    ) -> Iterator[Any]:
+        """Record batches of text with these columns. Raises DataError."""
+        rows, known = rows_at_a_time(len(names)), set(self.first)
+        waiting = list[dict[str, str | None]]()
+
+        def batch() -> Any:
+            arrays = [pa.array([row.get(n) for row in waiting], pa.string()) for n in names]
+            return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+        for line, row in itertools.chain(self._head, self._objects):
+            if unknown := [name for name in row if name not in known]:
+                raise DataError(
+                    f"{self.path} line {line} has a column {listed(unknown)}, which the first "
+                    f"{len(self._head)} objects lack. Name it in the first of them, as null."
+                )
+            waiting.append(row)
+            if len(waiting) >= rows:
+                progress(self._text.packed.count, self._size)
+                yield batch()
+                waiting = []
+        if waiting:
+            yield batch()
+        if self._text.packed.digest is not None:
+            self.sha256 = self._text.packed.digest.hexdigest()
+
+    def where(self, record: int) -> str:
+        """Name a record (from 0) in an error."""
+        with open_regular_file(self.path) as file:
+            again = self._read(TextFile(self.path, file, ignore_note, digest=False))
+            line, _ = next(itertools.islice(again, record, None))
+            return f"{self.path} line {line}"
+
+    def _read(self, text: TextFile) -> Iterator[tuple[int, dict[str, str | None]]]:
+        """Each object, and the line that it is on. Raises DataError."""
+        lines = io.BufferedReader(text)
+        for number in itertools.count(1):
+            line = lines.readline(BLOCK_BYTES + 1)
+            if not line:
+                return
+            where = f"{self.path} line {number}"
+            if len(line) > BLOCK_BYTES:
+                raise DataError(
+                    f"{where} has more than {BLOCK_BYTES:,} bytes. Expected one object of JSON on "
+                    "each line: shorten its texts."
+                )
+            if line.strip():
+                yield number, _json_row(line, where)
+
+
+def _json_row(line: bytes, where: str) -> dict[str, str | None]:
+    """The columns of an object of JSON as text. Raises DataError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [normalize(name.strip()) for name, _ in pairs]
+        if len(set(names)) != len(names):
+            raise DataError(f"{where}: a column is given twice.")
+        return dict(zip(names, (value for _, value in pairs), strict=True))
+
+    try:
+        row = json.loads(line, object_pairs_hook=unique, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError) as error:
+        reason = f": {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"{where} is not an object of JSON{reason}.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is not an object of JSON with the names of columns.")
+    for name, value in row.items():
+        if isinstance(value, dict | list):
+            raise DataError(
+                f"{where}: column {name} holds a list or an object; expected a text, a number, "
+                "true, false or null."
+            )
+    return {_written(name): None if row[name] is None else _written(row[name]) for name in row}
+
+
+def _written(value: object) -> str:
+    """A value of JSON as text. Half a surrogate pair becomes the sign for what cannot be read."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _is_json_lines(path: Path, file: io.BufferedReader) -> bool:
+    """Whether the first line of a file, plain or gzip, is an object of JSON."""
+    start = file.peek(1)
+    if start.startswith(b"\x1f\x8b"):
+        start = zlib.decompressobj(wbits=31).decompress(start, BLOCK_BYTES)
+    if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        return False
+    head = TextFile(path, file, ignore_note, digest=False).read(BLOCK_BYTES)
+    file.seek(0)
+    first = next((line.strip() for line in head.splitlines() if line.strip()), b"")
+    if not first.startswith(b"{"):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        # A text too long for a line is said so, by name
+        return path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    return True
+
+
 class CsvFile(TableFile):
     """A CSV file, plain or gzip. `first` is its first record, empty if there is none.
 
@@ -767,8 +886,8 @@ class CsvFile(TableFile):
                 self._text.check(text, where(place), name)
             if text[:1] == " " and text.lstrip()[:1] == '"':
                 raise DataError(
-                    f"{where(place)}: column {name} holds {text!r}: a quote after a space "
-                    f"does not open a field. Leave out the space, or the column: --ignore {name}."
+                    f"{where(place)}: column {name} starts with a space and a quote, which does "
+                    f"not open a field. Leave out the space, or the column: --ignore {name}."
                 )
 
     def where(self, record: int) -> str:
@@ -861,6 +980,8 @@ def open_file(
         if _typed(file):
             with _broken(path, " as an ORC, Parquet or Arrow file"):
                 yield ArrowFile(path, file, digest)
+        elif _is_json_lines(path, file):
+            yield JsonLinesFile(path, file, note, digest)
         else:
             yield CsvFile(path, file, fits, note, digest)
 
@@ -906,19 +1027,12 @@ def _check_text(path: Path, lines: Sequence[str]) -> None:
     what = ""
     if first in ("{", "[") or first.startswith(("[{", "[[")):
         what = "JSON"
-    elif first.startswith("{"):
-        try:
-            json.loads(first)
-            what = "JSON lines"
-        except ValueError:
-            what = ""
     elif first.lower().startswith(("<!doctype", "<html", "<?xml")):
         what = "a page of the Web or XML"
     if what:
         remedy = (
-            f"pandas.read_json('{path.name}'{', lines=True' if 'lines' in what else ''})"
-            ".to_csv('table.csv', index=False) converts it"
-            if "JSON" in what
+            f"pandas.read_json('{path.name}').to_csv('table.csv', index=False) converts it"
+            if what == "JSON"
             else "Download the file itself"
         )
         raise DataError(f"{path} holds {what}, not a table in CSV. {remedy}.")

@@ -25,6 +25,7 @@ from terrine_models.features.arrays import (
 if TYPE_CHECKING:
     import torch
 
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 DISCRIMINANT_COMPONENTS = 300
@@ -268,7 +269,12 @@ class Bins:
 
 
 def fit_bins(
-    x: Floats, width: int, *, whiten: bool, ranks_alone: bool = False
+    x: Floats,
+    width: int,
+    *,
+    whiten: bool,
+    ranks_alone: bool = False,
+    rows_per_bin: int = MIN_ROWS_PER_BIN,
 ) -> dict[str, NDArray[Any]] | None:
     """The map of public rows x [N, columns]: those of `Bins`, `mean` [D] and `basis` [D, d].
 
@@ -277,8 +283,8 @@ def fit_bins(
     neither nothing nor as much as common ones. `whiten` turns and scales them further, towards
     equal variance: then a head need not learn from a few rows how columns go together. More than
     `width` are reduced to that many principal components. None if all columns are nearly constant,
-    if there are more than `MAX_BINS`, or fewer than `MIN_ROWS_PER_BIN` rows for each: too few to
-    know what is common.
+    if there are more than `MAX_BINS`, or fewer than `rows_per_bin` rows for each: too few to know
+    what is common.
     """
     steps, ranks = [], []
     for column, values in enumerate(x.T):
@@ -290,7 +296,7 @@ def fit_bins(
         ranks.append((column, _quantiles(values, np.linspace(0, 1, RANK_KNOTS))))
     bins = _bins(steps, ranks)
     kept = (bins(x).var(axis=0, dtype=np.float64) >= MIN_COLUMN_VARIANCE).tolist()
-    if not 0 < sum(kept) <= min(MAX_BINS, len(x) // MIN_ROWS_PER_BIN):
+    if not 0 < sum(kept) <= min(MAX_BINS, len(x) // rows_per_bin):
         return None
     bins = _bins(
         [step for step, keep in zip(steps, kept[: len(steps)], strict=True) if keep],

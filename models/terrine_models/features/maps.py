@@ -42,6 +42,13 @@ from terrine_models.features.linear import (
     extend,
     nystrom,
 )
+from terrine_models.features.texts import (
+    fit_texts,
+    other_columns,
+    text_blocks,
+    text_features,
+    text_shapes,
+)
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     FEATURES_FILE,
@@ -321,7 +328,7 @@ def distorted(
     return bent[:, 0] if x.ndim == 3 else namespace(x).moveaxis(bent, 1, 3)
 
 
-Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
+Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "texts", "backbone"]
 MIN_LEAD_STANDARD_ERRORS = 2.0
 MIN_LEAD_OF_PIXELS = 0.02
 """Share of the answers on which pixels must agree more than gradients do: gradients gain from
@@ -451,6 +458,10 @@ BLOCK_IMAGES = 128
 MAX_BINNED_ROWS = 100_000
 """The most public rows of a table on which bins are fitted: of more, every second, third, ….
 Quantiles of that many are near enough, and bins take several times the memory of the columns."""
+MAX_TEXT_ROWS = 20_000
+"""The same of rows with texts, whose principal components are sought."""
+TEXT_VARIANCE_SHARE = 0.5
+"""Variance of a text beside that of all other columns: it may say more than they, or nothing."""
 MAX_SHARED = 0.01
 """Share of the public rows that may be private ones as well, however seldom rows repeat."""
 MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
@@ -558,7 +569,7 @@ class FeatureMap:
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
-        [components]; of bins, `linear.Bins`."""
+        [components]; of bins, `linear.Bins`, and of texts those of `texts.fit_texts`."""
 
     def __call__(self, x: Array) -> Array:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
@@ -588,11 +599,25 @@ class FeatureMap:
             return self.projected(base)
         if self.spec.base == "bins":
             return self.projected(linear.Bins(self.tensors)(base))
+        if self.spec.base == "texts":
+            found = text_features(base, self.inputs, self.tensors)
+            if self.spec.steps + self.spec.ranks:
+                others = base[:, like(other_columns(self.inputs), base)]
+                binned = self.projected(linear.Bins(self.tensors)(others))
+                found = namespace(base).concatenate([binned, found], 1)
+            if not self.spec.points:
+                return found
+            along = self._along_graph(unit_length(found, 1), skip)
+            return namespace(base).concatenate([found, along], 1)
         points = unit_length(self.projected(base), 1)
         if self.spec.projection != "graph":
             return points
+        return namespace(base).concatenate([points, self._along_graph(points, skip)], 1)
+
+    def _along_graph(self, points: Array, skip: int) -> Array:
+        """Coordinates of points of unit length on the public graph."""
         known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
-        return namespace(base).concatenate([points, extend(points, *known, skip=skip)], 1)
+        return extend(points, *known, skip=skip)
 
     def projected(self, base: Array) -> Array:
         """What the basis makes of data-independent features, or bins, [B, D]: [B, components]."""
@@ -605,18 +630,30 @@ class FeatureMap:
         spec = self.spec
         if spec.base == "bins":
             return linear.shapes(spec.steps, spec.ranks, spec.components)
+        if spec.base == "texts":
+            known = spec.texts or ()
+            bins = linear.shapes(spec.steps, spec.ranks, spec.components - sum(known))
+            others = bins if spec.steps + spec.ranks else {}
+            graph = self._graph_shapes() if spec.points else {}
+            return others | text_shapes(self.inputs, known) | graph
         size = spec.backbone.width if spec.backbone else _base_size(spec.base, self.inputs)
         shapes: dict[str, tuple[int, ...]] = {"mean": (size,), "basis": (size, spec.components)}
         if spec.projection == "graph":
-            shapes["points"] = (spec.points, spec.components)
-            shapes["scales"] = (spec.points,)
-            shapes["coordinates"] = (spec.points, spec.coordinates)
+            shapes |= self._graph_shapes()
         if spec.projection == "discriminant":
             shapes["between"] = (spec.components,)
         if spec.projection == "nystrom":
             shapes["landmarks"] = (spec.landmarks, spec.components)
             shapes["whitening"] = (spec.landmarks, spec.landmarks)
         return shapes
+
+    def _graph_shapes(self) -> dict[str, tuple[int, ...]]:
+        spec = self.spec
+        return {
+            "points": (spec.points, spec.components),
+            "scales": (spec.points,),
+            "coordinates": (spec.points, spec.coordinates),
+        }
 
     def save(self, directory: Path) -> dict[str, str]:
         """Save the tensors and the backbone, if there are any; return the SHA-256 of each file."""
@@ -719,7 +756,9 @@ def public_features(
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
     (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
-    their encoded columns.
+    their encoded columns. Of texts, principal components of n-grams and embeddings stand beside the
+    other columns' bins (`texts.py`), and with the kind `fine_graph` coordinates of their graph;
+    without public rows, a random projection of all.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without
     public data they are kept as they are. `nystrom`, which students have, is for public images and
     no backbone. Raises DataError for `discriminant` without public images or with a backbone.
@@ -741,7 +780,10 @@ def public_features(
     view = view or View(base_of(inputs))
     name = view.base
     if name == "identity" and (kind != "nystrom" or public is None):
-        return _of_tables(inputs, public, width, whiten)
+        if public is None or inputs.texts is None:
+            return _of_tables(inputs, public, width, whiten)
+        known = _of_texts(inputs, public, width, whiten)
+        return _with_graph(known, public, width) if kind == "fine_graph" else known
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
@@ -840,6 +882,8 @@ def _landmarks(
 def _of_tables(
     inputs: InputSpec, public: PublicData | None, width: int, whiten: bool
 ) -> FeatureMap:
+    if inputs.texts is not None and public is None:
+        return _random_projection(inputs, 4 * width)
     if public is not None:
         every = -(-len(public.inputs) // MAX_BINNED_ROWS)
         rows = base_features("bins", public.inputs[::every], inputs)
@@ -858,6 +902,47 @@ def _of_tables(
             return FeatureMap(spec, inputs, tensors)
     spec = FeatureSpec(base="identity", projection="none", components=math.prod(inputs.shape))
     return FeatureMap(spec, inputs, {})
+
+
+def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -> FeatureMap:
+    """The map of rows with texts: components of these, beside bins of all other columns.
+
+    A text varies half as much as all other columns together (`TEXT_VARIANCE_SHARE`).
+    """
+    every = -(-len(public.inputs) // MAX_TEXT_ROWS)
+    rows = base_features("texts", public.inputs[::every], inputs)
+    columns = rows[:, other_columns(inputs)]
+    bins = linear.fit_bins(columns, width, whiten=whiten)
+    if bins is None:  # few rows: as much of the columns as there is
+        bins = linear.fit_bins(columns, width, whiten=whiten, ranks_alone=True, rows_per_bin=1)
+    length = 1.0
+    if bins is not None:
+        variance = float(_project(linear.Bins(bins)(columns), bins).var(0).sum())
+        length = (TEXT_VARIANCE_SHARE * variance) ** 0.5
+    texts = fit_texts(rows, inputs, width, length, _principal_components)
+    known = tuple(texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs))))
+    spec = FeatureSpec(
+        base="texts",
+        projection="whitened" if whiten else "scaled",
+        components=sum(known) + (0 if bins is None else bins["basis"].shape[1]),
+        steps=0 if bins is None else len(bins["steps"]),
+        ranks=0 if bins is None else len(bins["knots"]),
+        texts=known,
+        fitted_on=public.source,
+    )
+    return FeatureMap(spec, inputs, (bins or {}) | texts)
+
+
+def _with_graph(known: FeatureMap, public: PublicData, width: int) -> FeatureMap:
+    """A map of texts with a fine graph besides, of a third of `width` coordinates."""
+    rows = public.inputs[:: -(-len(public.inputs) // MAX_GRAPH_POINTS)]
+    if len(rows) < MIN_GRAPH_POINTS:
+        return known
+    points = unit_length(known(rows), 1)
+    coordinates, scales = embed(points, width // 3, FINE_GRAPH_POWER)
+    spec = known.spec.model_copy(update={"coordinates": width // 3, "points": len(points)})
+    graph = {"points": points, "scales": scales, "coordinates": coordinates}
+    return FeatureMap(spec, known.inputs, known.tensors | graph)
 
 
 def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:

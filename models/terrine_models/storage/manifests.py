@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import save as render_safetensors
 
+from terrine_protocol.base import absent
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import PublicSource, Record, Sha256, first_problem
@@ -67,7 +68,9 @@ class PublicModel(Record):
 class FeatureSpec(Record):
     """A public feature map. `fitted_on` is null for a data-independent one."""
 
-    base: Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
+    base: Literal[
+        "oriented_gradients", "coloured_gradients", "identity", "bins", "texts", "backbone"
+    ]
     projection: Literal[
         "graph", "pca", "nystrom", "discriminant", "random", "scaled", "whitened", "none"
     ]
@@ -78,6 +81,10 @@ class FeatureSpec(Record):
     gamma: Annotated[float, Field(gt=0, description="Of its kernel exp(-gamma d²).")] | None = None
     steps: Annotated[int, Field(ge=0, description="Of bins: steps at public quantiles.")] = 0
     ranks: Annotated[int, Field(ge=0, description="Of bins: ranks among public rows.")] = 0
+    texts: Annotated[
+        tuple[int, ...] | None,
+        Field(description="Of rows with texts: components of each block.", exclude_if=absent),
+    ] = None
     seed: Annotated[int, Field(ge=0, description="Of the random projection.")] = 0
     fitted_on: PublicSource | None = None
     backbone: PublicModel | None = None
@@ -89,12 +96,19 @@ class FeatureSpec(Record):
         fitted = self.projection not in ("random", "none")
         if fitted != (self.fitted_on is not None):
             raise ValueError("random and none, and no other projection, are fitted on nothing")
-        if (self.base == "bins") != (self.projection in ("scaled", "whitened")):
-            raise ValueError("bins, and no other base, are scaled or whitened")
-        if (self.base == "bins") != (self.steps + self.ranks > 0):
-            raise ValueError("bins, and no other base, have steps or ranks")
-        if (self.projection == "graph") != (self.points > 0 and self.coordinates > 0):
+        if (self.base in ("bins", "texts")) != (self.projection in ("scaled", "whitened")):
+            raise ValueError("bins and texts, and no other base, are scaled or whitened")
+        if self.base != "texts" and (self.base == "bins") != (self.steps + self.ranks > 0):
+            raise ValueError("bins, and no other base without texts, have steps or ranks")
+        if (self.base == "texts") != (self.texts is not None):
+            raise ValueError("texts, and no other base, have components of texts")
+        if min(self.texts or (1,)) < 1 or sum(self.texts or ()) > self.components:
+            raise ValueError("components of texts are from 1, and some of all components")
+        graph = self.points > 0 and self.coordinates > 0
+        if self.base != "texts" and (self.projection == "graph") != graph:
             raise ValueError("a graph, and no other projection, has points and coordinates")
+        if (self.points > 0) != (self.coordinates > 0):
+            raise ValueError("a graph has points and coordinates")
         if (self.projection == "nystrom") != (self.landmarks > 0 and self.gamma is not None):
             raise ValueError("nystrom, and no other projection, has landmarks and gamma")
         return self

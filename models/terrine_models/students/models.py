@@ -501,7 +501,8 @@ class Features:
     def around(self, voting: float) -> csr_array:
         """The inputs [N, N] around each, of which so many vote (`answers.find_surroundings`)."""
         if voting not in self._around:
-            self._around[voting] = find_surroundings(self.rows, voting)
+            points = self.rows[:, : self.map.spec.components]
+            self._around[voting] = find_surroundings(points, voting)
         return self._around[voting]
 
     @classmethod
@@ -511,18 +512,19 @@ class Features:
         wide = min(FEATURES_PER_CLASS * len(task.classes), len(task.x) // 2)
         known = public_features(task.spec, public, max(MIN_FEATURES, wide), kind, view=task.view)
         rows = compute_features(known, task.x)
-        graph = known.spec.projection == "graph"
+        graph = known.spec.points > 0
         return cls(known, rows, compute_features(known, task.x, skip=1) if graph else rows)
 
 
 def linear_features(task: Task) -> Features:
     """Features for a regression that is linear."""
-    return Features.of(task, "graph")
+    return Features.of(task, "graph" if task.spec.texts is None else "fine_graph")
 
 
 def softmax_features(task: Task) -> Features:
     """Features for one with a link."""
-    return Features.of(task, "graph" if task.is_table else "fine_graph")
+    bins_alone = task.is_table and task.spec.texts is None
+    return Features.of(task, "graph" if bins_alone else "fine_graph")
 
 
 def is_answered_nearby(task: Task, answers: Answers) -> bool:

@@ -31,6 +31,7 @@ from terrine_models.data.arrays import (
 )
 from terrine_protocol.base import listed, normalize
 from terrine_protocol.files import read
+from terrine_protocol.projects import TextNumbers
 from terrine_protocol.tables import TableSchema, first_problem
 from terrine_protocol.tables.columns import (
     Encoder,
@@ -49,7 +50,7 @@ from terrine_protocol.tables.encoding import opened_by_schema, opened_table
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
 
-TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test"}
+TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test", ".jsonl", ".ndjson"}
 TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
 UNREAD_SUFFIXES = {
     ".xlsx",
@@ -68,8 +69,6 @@ UNREAD_SUFFIXES = {
     ".rdata",
     ".mat",
     ".json",
-    ".jsonl",
-    ".ndjson",
     ".arff",
     ".avro",
     ".sqlite",
@@ -238,8 +237,14 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
 
 def encoded_input(schema: TableSchema) -> InputSpec:
     """What an encoded row looks like: the numbers of each column, see `columns.encoded_width`."""
-    numbers = sum(map(encoded_width, schema.columns))
-    return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1)
+    numbers, texts = 0, list[TextNumbers]()
+    for column in schema.columns:
+        if column.role == "text":
+            hashed, all_of_it = column.width or 0, encoded_width(column)
+            embedded = all_of_it - hashed - 1  # the last says whether it is missing
+            texts.append(TextNumbers(start=numbers, hashed=hashed, embedded=embedded))
+        numbers += encoded_width(column)
+    return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1, texts=tuple(texts) or None)
 
 
 def read_schema(path: Path) -> TableSchema:

@@ -18,7 +18,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from terrine_protocol.tables import (
     Commas,
     DateOrder,
     DatePart,
+    Embedding,
     PublicSource,
     TableSchema,
 )
@@ -589,6 +590,13 @@ class ColumnStats:
         broken = any("\n" in text or "\r" in text for text in counts)
         return (long or broken) and 5 * len(counts) > rows
 
+    @property
+    def has_phrases(self) -> bool:
+        """Whether values have two words or more, on average."""
+        counts = self.counts
+        words = sum(len(text.split()) * counts[text] for text in counts)
+        return words >= 2 * self._counted
+
     @cached_property
     def dates(self) -> bool:
         """Whether nine of ten distinct values are dates or times."""
@@ -811,6 +819,7 @@ def propose_schema(
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
+    embedding: Embedding | None = None,
     note: Note = warn,
     progress: Progress = ignore_progress,
 ) -> SchemaProposal:
@@ -821,7 +830,8 @@ def propose_schema(
     header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
     classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)
     overrule the guesses; a `group` may be in the private table alone, unless it is spelled nearly
-    as a column of this one. Raises DataError.
+    as a column of this one. `embedding` encodes the columns of text, beside their n-grams. Raises
+    DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -871,6 +881,8 @@ def propose_schema(
         column = table.pop(0)
         decided = decide.get(column.name)
         guesses.append(decided(column) if decided else _guess(column, people))
+    if embedding is not None:
+        guesses = [_with_embedding(guess, embedding) for guess in guesses]
     if label in absent:
         described = Column(name=label, role="label", values=tuple(classes or ()))
         if bins is not None:
@@ -1140,6 +1152,8 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
     if count <= MAX_CATEGORIES:
         doubt = _together(doubt, _ask_of_spelling(column))
+    if column.prose or (count > MAX_CATEGORIES and column.rare and column.has_phrases):
+        return _text(column, doubt)
     if not count or (count > MAX_CATEGORIES and column.rare):
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
@@ -1150,6 +1164,21 @@ def _feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
         return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
+
+
+def _text(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
+    """Describe the column as free text."""
+    return RoleGuess(
+        Column(name=column.name, role="text"), "free text: its words are hashed", doubt
+    )
+
+
+def _with_embedding(guess: RoleGuess, embedding: Embedding) -> RoleGuess:
+    if guess.column.role != "text":
+        return guess
+    update = {"encoder": "embedding", "embedding": embedding}
+    why = f"{guess.why}, beside an embedding by {embedding.table.name}"
+    return replace(guess, column=guess.column.model_copy(update=update), why=why)
 
 
 def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGuess:
@@ -1243,8 +1272,10 @@ def _guess(column: ColumnStats, people: _People | None) -> RoleGuess:
     if text := column.unread_number:
         doubt = "To learn from it, write plain digits in all files, such as 1234.5."
         return _ignore(column, f"numbers written as {text!r}", doubt)
+    if column.prose and count <= FEW_VALUES:
+        return _ignore(column, "free text in few rows", f"{keep}.")
     if column.prose:
-        return _ignore(column, "free text")
+        return _text(column)
     if count > FEW_VALUES and 0 < column.words * 5 <= column.given:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return _ignore(column, f"numbers, except in {_rows(column.words)}", doubt)

@@ -138,7 +138,7 @@ class Heads(TeacherSettings):
         """What the manifest will say."""
         if features is None:
             raise ValueError("heads need a feature map")
-        pictures = len(data.spec.shape) > 1 and features.base not in ("identity", "bins")
+        pictures = len(data.spec.shape) > 1 and features.base not in ("identity", "bins", "texts")
         augmentations = self.augmentations if pictures else 0
         whitened = features.projection == "whitened"
         means = features.projection == "discriminant"

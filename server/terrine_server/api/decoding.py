@@ -404,8 +404,9 @@ def _too_large(limit: int) -> PayloadTooLarge:
 
 
 MAX_TEXT_CHARACTERS = 200
-"""Characters of a column's name, or of a value that is used: to normalize a text in Unicode may
-take time that grows with the square of its length."""
+"""Characters of a column's name, or of a value that is used, except free text: to normalize a text
+in Unicode may take time that grows with the square of its length. Free text is normalized a part at
+a time (`texts.clean_text`), and cut where it is longer than is read."""
 ROW_DECODER = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
@@ -492,8 +493,9 @@ class NamedRows:
                 f"The rows become more than {most} bytes of numbers. Split the request.",
                 limit=most,
             )
+        prose = {column.name for column in self.schema.columns if column.role == "text"}
         for name, column in columns.items():
-            for row, value in enumerate(column):
+            for row, value in enumerate(() if name in prose else column):
                 if isinstance(value, str):
                     _check_lengths(f"{where(row)}: column {name}", [value])
         notes: list[str] = []

@@ -78,15 +78,7 @@ from terrine_server.planning.forecast import (
     StudentForecast,
     compare_options,
 )
-from terrine_server.privacy import (
-    Account,
-    Cap,
-    NoisyVotes,
-    ParameterError,
-    Terms,
-    cap,
-    quote,
-)
+from terrine_server.privacy import Account, Cap, NoisyVotes, ParameterError, Terms, cap, quote
 from terrine_server.privacy.parameters import MAX_EPSILON, check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.settings import Settings
@@ -141,12 +133,14 @@ class DataOptions:
     bins: str | None
     ignore: tuple[str, ...]
     keep: tuple[str, ...]
+    embedding: Path | None
 
     @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
         named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
         named["--bins"] = self.bins
+        named["--embedding"] = None if self.embedding is None else str(self.embedding)
         ignored = [word for name in self.ignore for word in ("--ignore", name)]
         kept = [word for name in self.keep for word in ("--keep", name)]
         return [*_options(named), *ignored, *kept]
@@ -172,6 +166,7 @@ class DataOptions:
                 columns=reading.split_names(self.columns),
                 ignore=self.ignore,
                 keep=self.keep,
+                embedding=reading.parse_embedding(self.embedding),
                 note=note,
                 progress=progress,
             )
@@ -214,6 +209,7 @@ def quickstart(
     columns: reading.Columns = None,
     ignore: reading.Ignore = None,
     keep: reading.Keep = None,
+    embedding: reading.Embedded = None,
     classes: reading.Classes = None,
     images: reading.Images = None,
     epsilon: Annotated[
@@ -293,14 +289,16 @@ def quickstart(
         fail("Name the private records; or give --dry-run, and with --units how many there are.")
     if as_json() and not dry_run:
         fail("--json goes with --dry-run.")
+    reading.parse_embedding(embedding)  # which a schema that exists may name, too
     if not (yes or dry_run) and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
     if schema is not None:
-        said = label, group, columns, classes, images, bins, *roles
+        said = label, group, columns, classes, images, bins, embedding, *roles
         _check_designed(private, schema, said, anyway=anyway)
     asked = schema if public is None else public
-    given = DataOptions(asked or Path(), label, group, columns, classes, images, bins, *roles)
+    table = label, group, columns, classes, images, bins, *roles, embedding
+    given = DataOptions(asked or Path(), *table)
     for path in (private, public, schema):
         if path is not None and not path.exists():
             fail(f"There is no {path}.")
@@ -857,7 +855,10 @@ def _find_schema(
     """
     if not is_table(data):
         if given.table:
-            fail("--label, --bins, --group, --columns, --ignore and --keep are for tables.")
+            fail(
+                "--label, --bins, --group, --columns, --ignore, --keep and --embedding are for "
+                "tables."
+            )
         return None, given
     if out.exists():
         log.note(f"The schema is {out}. To have another proposed, remove it.")

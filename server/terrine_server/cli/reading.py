@@ -52,9 +52,10 @@ from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schem
 from terrine_protocol.base import listed, normalize
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import Column, DateOrder, TableSchema, first_problem
+from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
 from terrine_protocol.tables.encoding import encode_table
+from terrine_protocol.tables.texts import declare_embedding
 from terrine_server.cli.console import command_text, console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
 
@@ -94,6 +95,14 @@ Schema = Annotated[
         metavar="FILE",
         help="Public schema of a table: `terrine ensemble schema`. Its column of the role group "
         "says whose a row is.",
+    ),
+]
+Embedded = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Of texts: a public encoder, beside their n-grams: a table of embeddings, tokens x "
+        "numbers (*.safetensors), and its tokenizer.json.",
     ),
 ]
 Bins = Annotated[
@@ -435,6 +444,11 @@ def parse_images(text: str | None) -> ImageFormat | None:
     )
 
 
+def parse_embedding(folder: Path | None) -> Embedding | None:
+    """Return the encoder of texts in a folder, which is found there from now on."""
+    return None if folder is None else declare_embedding(folder)
+
+
 def show_schema(
     proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
 ) -> None:
@@ -513,6 +527,7 @@ def schema(
     group: Group = None,
     ignore: Ignore = None,
     keep: Keep = None,
+    embedding: Embedded = None,
     columns: Columns = None,
 ) -> None:
     """Propose a schema for a public table, explain it, and write it to a file you can edit.
@@ -546,6 +561,7 @@ def schema(
             columns=split_names(columns),
             ignore=ignore or (),
             keep=keep or (),
+            embedding=parse_embedding(embedding),
             note=note_on,
             progress=progress,
         )

@@ -258,7 +258,13 @@ def _find_neighbour_project(
 ) -> FirstProject | None:
     """Return the project of neighbours; None if its noise cannot be drawn."""
     own, asked = _split(sample, seed=0)
-    near = default_near(setting.units, setting.rows, setting.epsilon, setting.delta)
+    near = default_near(
+        setting.units,
+        setting.rows,
+        setting.epsilon,
+        setting.delta,
+        texts=sample.spec.texts is not None,
+    )
     stand_ins = PublicStandIns.place_records(
         _select(sample, own[:MAX_TESTED_ROWS]), pool, near=near, units=setting.units
     )
