@@ -114,6 +114,13 @@ class AuditReport:
         """Return whether every finding passed."""
         return all(finding.passed for finding in self.findings)
 
+    @property
+    def best_attack(self) -> AttackFigures | None:
+        """The figures of the best attack on students of a project; None if none were attacked."""
+        tried = (each for each in self.findings if not each.verdict.startswith("claim"))
+        found = (each.attack for each in tried if each.attack is not None)
+        return max(found, key=lambda attack: attack.right, default=None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
         return {
