@@ -117,6 +117,16 @@ class _Methods(Connection[Any]):
         return Call("GET", "/budget", Budget)
 
     @operation
+    def pool(self) -> Call[bytes]:
+        """What the owner designed to be asked, of a project without public data; free.
+
+        An .npz archive: `x` float32 [R, D], the inputs, `natural` float32 [P, D], rows as common as
+        the released margins say, and `prior` float64 [m], the share of each class. Raises NotFound
+        for a project whose students have inputs of their own.
+        """
+        return Call("GET", "/pool", bytes)
+
+    @operation
     def verify_receipts(
         self, policy: Policy | Path | str | bytes, *, others: Iterable[str] = ()
     ) -> Plan[ReceiptReport]:

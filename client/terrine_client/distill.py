@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
+    from terrine_models.tables.designed import DesignedPool
     from terrine_protocol.tables import TableSchema
 
 
@@ -90,6 +91,7 @@ def distill(
     queries: int | None = None,
     training: Training | None = None,
     encoding: TableSchema | None = None,
+    designed: DesignedPool | None = None,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Distilled:
@@ -98,6 +100,7 @@ def distill(
     held_out: the student's own labelled data, to measure its accuracy; never trained on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
     encoding: schema of a table, saved with the student; by default the ensemble's.
+    designed: the pool that `public` is of, if the owner designed it (`Client.pool`).
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell: called with each line of progress.
 
@@ -124,7 +127,7 @@ def distill(
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
     check_data(public, project, held_out)
-    task = make_task(public, project, encoding, seed)
+    task = make_task(public, project, encoding, seed, designed)
     check_training(training, task)
     if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
@@ -463,14 +466,19 @@ def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
 
 
 def make_task(
-    public: Array, project: ProjectInfo, encoding: TableSchema | None = None, seed: int = 0
+    public: Array,
+    project: ProjectInfo,
+    encoding: TableSchema | None = None,
+    seed: int = 0,
+    designed: DesignedPool | None = None,
 ) -> Task:
     """Return the task of a student of this project, on public inputs [N, …]."""
     from terrine_models.students.models import Task
 
     facts = project.ensemble
     encoding = encoding or facts.encoding
-    return Task(public, facts.input, tuple(facts.classes), encoding, seed)
+    classes = tuple(facts.classes)
+    return Task(public, facts.input, classes, encoding, seed, designed=designed)
 
 
 def check_training(training: Training, task: Task) -> None:

@@ -132,6 +132,13 @@ class EnsembleFacts(Reply):
             "`terrine_models.data.images.load_images`.",
         ),
     ] = None
+    designed: Annotated[
+        bool,
+        Field(
+            exclude_if=operator.not_,
+            description="Whether the owner designed the inputs that students ask: GET /pool.",
+        ),
+    ] = False
 
 
 class EnsembleInfo(EnsembleFacts):

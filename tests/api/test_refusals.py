@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,6 +20,14 @@ from sqlalchemy import make_url
 from support.clients import Caller, npy, npz, slug
 from support.databases import as_owner
 from support.servers import INTERACTIVE, RunningServer
+from terrine_models.data.arrays import Dataset
+from terrine_models.storage.manifests import manifest_digest
+from terrine_models.tables.designed import Margins, design_pool, margin_questions
+from terrine_models.tables.loading import encoded_input
+from terrine_models.teachers.training import train_ensemble
+from terrine_protocol.tables import TableSchema
+from terrine_server.errors import EnsembleUnavailable
+from terrine_server.labeling.voters import read_pool
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
@@ -338,3 +347,38 @@ def test_without_its_database_the_service_answers_nothing_and_recovers(
     assert student.label(inputs).status_code == 200
     assert terrine_server.ledger.project("study").charges == 2
     assert terrine_server.ledger.verify("study").ok
+
+
+def test_a_project_without_a_designed_pool_says_so(
+    terrine_server: RunningServer, call: Call
+) -> None:
+    terrine_server.open_project()
+    refused = call().http.get("/pool")
+    assert (refused.status_code, slug(refused)) == (404, "not-found")
+
+
+def test_a_designed_pool_that_was_altered_is_not_sent(tmp_path: Path) -> None:
+    schema = TableSchema.model_validate(
+        {
+            "columns": [
+                {"name": "ward", "role": "categorical", "values": ["A", "B"]},
+                {"name": "ill", "role": "label", "values": ["no", "yes"]},
+            ]
+        }
+    )
+    pool = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=20)
+    random = np.random.default_rng(0)
+    inputs = np.eye(3, dtype=np.float32)[random.integers(3, size=40)]
+    labels = random.integers(2, size=40)
+    data = Dataset(inputs, labels, ("no", "yes"), encoded_input(schema), name="wards")
+    out = tmp_path / "ensembles" / "wards"
+    train_ensemble(data, out, name="wards", teachers=4, pool=pool)
+    facts = SimpleNamespace(designed=True)
+    digest = manifest_digest(out)
+    record: Any = SimpleNamespace(
+        name="wards", path="ensembles/wards", facts=facts, manifest_sha256=digest
+    )
+    assert read_pool(tmp_path, record) == pool.to_bytes()
+    (out / "pool.npz").write_bytes(pool.to_bytes()[:-1] + b"x")
+    with pytest.raises(EnsembleUnavailable, match="backup"):
+        read_pool(tmp_path, record)

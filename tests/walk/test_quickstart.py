@@ -20,7 +20,11 @@ from support.documents import ROOT, blocks
 from support.processes import REPEATED, SEED, Terrine, in_processes, killed_at
 from support.servers import Machine, serving_process
 from support.wording import Wording, holds
+from terrine_client import Client
+from terrine_models.tables.designed import DesignedPool
+from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
+from terrine_server.cli import quickstart
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import forecast
@@ -79,7 +83,7 @@ def ledger(machine: Machine) -> Ledger:
 
 def learned(machine: Machine, said: str, own: str) -> dict[str, Any]:
     """Do what the command says is left, on a free port, and return the student's report."""
-    line = re.search(r"TERRINE_URL=\S+ TERRINE_TOKEN=(\S+) terrine (student train .*)", said)
+    line = re.search(r"TERRINE_URL=\S+ TERRINE_TOKEN=(\S+) terrine (student train.*)", said)
     assert line is not None, said
     assert re.search(r"^  terrine .*serve$", said, re.MULTILINE)
     with serving_process(machine) as server:
@@ -502,3 +506,147 @@ def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:
     (digits.data / "ensembles" / "fewer").rmdir()
     (digits.data / "ensembles" / "digits").rename(digits.data / "ensembles" / "fewer")
     holds(digits.run(*wrong).err, "units")
+
+
+DESIGNED = ("quickstart", "visits.csv", "--schema", "schema.json", "--epsilon", "3")
+DESIGNED_STEPS = [
+    (("terrine_models.teachers.margins", "save_margin_voters"), True),
+    ((OPERATIONS, "register_ensemble"), True),
+    ((OPERATIONS, "open_project"), True),
+    (("terrine_server.labeling.pipeline", "ask_every_question"), True),
+    (("terrine_models.teachers.training", "train_ensemble"), True),
+]
+
+
+@pytest.fixture
+def schema_alone(table: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The visits, and a schema that somebody wrote who knows the forms and not the visits."""
+    monkeypatch.setattr(quickstart, "DESIGNED_ROWS", (1000,))  # of 8,000, for time's sake
+    columns = [
+        {"name": "patient", "role": "group"},
+        {"name": "age", "role": "numeric", "low": 0, "high": 100},
+        {"name": "weight", "role": "numeric", "low": 30, "high": 150},
+        {"name": "ward", "role": "categorical", "values": ["A", "B", "C"]},
+        {"name": "ill", "role": "label", "values": ["no", "yes"]},
+    ]
+    Path("schema.json").write_text(json.dumps({"columns": columns}))
+    Path("survey.csv").rename("own.csv")
+    return table
+
+
+def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
+    said = schema_alone.run(*DESIGNED, "--yes").fine
+    holds(said, "95.3%")
+    holds(said, "histograms", "5%")
+    holds(said, "rows", "designed", "schema")
+    books = ledger(schema_alone)
+    margins, votes = books.project("visits-margins"), books.project("visits")
+    assert (margins.status, margins.charges) == ("closed", 4)
+    assert 2.8 < votes.terms.epsilon < 3
+    population = books.ensemble("visits").population
+    assert population.reserved == votes.terms.cap_budget + margins.cap_spent
+    report = learned(schema_alone, said, "own.csv")
+    assert report["outcomes"] == {"answered": 1000}
+    assert report["accuracy"] > 0.8, "the larger class is 70 %"
+    recalls = [each["recall"] for each in report["by_class"]]
+    assert min(recalls) > 0.7, "its threshold is where classes are as common as the margin says"
+    token = re.search(r"TERRINE_TOKEN=(\S+)", said)
+    assert token is not None
+    with serving_process(schema_alone) as server, Client(server.url, token[1]) as student:
+        pool = DesignedPool.of_bytes(student.pool())
+        assert student.label(pool.rows[:3]).budget.charges == 1000, "they were paid for"
+    holds(schema_alone.run(*DESIGNED, "--yes").fine, "open", "already")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [DESIGNED_STEPS[3:], pytest.param(DESIGNED_STEPS, marks=pytest.mark.nightly)],
+    ids=["some steps", "all steps"],
+)
+def test_killed_while_margins_are_released_they_are_paid_for_once(
+    steps: list[tuple[tuple[str, str], bool]], schema_alone: Machine, tmp_path: Path
+) -> None:
+    variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(schema_alone.data)}
+    for place, after in steps:
+        log = tmp_path / f"{place[1]}.log"
+        run = ((*DESIGNED, "--yes"), variables, str(log))
+        [process] = in_processes(killed_at, (tmp_path, place, after, *run))
+        assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
+    schema_alone.run(*DESIGNED, "--yes").fine  # noqa: B018 - asserts
+    books = ledger(schema_alone)
+    assert books.project("visits-margins").charges == 4
+    assert sorted(each.name for each in books.ensembles()) == ["visits", "visits-margins"]
+    assert not books.verify("visits-margins").problems
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param((), "--public --schema", id="nothing to ask"),
+        pytest.param(("--schema", "none.json"), "none.json", id="no such schema"),
+        pytest.param(("--schema", "own.csv"), "own.csv schema", id="not a schema"),
+        pytest.param(
+            ("--schema", "schema.json", "--label", "ill"), "--schema leave edit", id="said twice"
+        ),
+        pytest.param(
+            ("--schema", "schema.json", "--epsilon", "0.0001"), "small", id="next to nothing"
+        ),
+    ],
+)
+def test_what_a_schema_alone_cannot_do_is_refused_before_anything_is_made(
+    schema_alone: Machine, options: tuple[str, ...], said: str
+) -> None:
+    refused = schema_alone.run("quickstart", "visits.csv", "--yes", *options)
+    assert refused.code == 1
+    holds(refused.err, *said.split())
+    assert not (schema_alone.data / "ensembles" / "visits-margins").exists()
+
+
+def test_a_schema_is_declared_column_by_column_and_gone_on_with(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*replies: str) -> None:
+        left = list(replies)
+
+        def prompt(question: str, *_: object, **named: object) -> str:
+            if not left:
+                raise KeyboardInterrupt
+            return left.pop(0)
+
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        monkeypatch.setattr(typer, "prompt", prompt)
+        monkeypatch.setattr(typer, "confirm", lambda question: False)
+
+    declare = ("ensemble", "schema", "--declare", "--out", "own.json")
+    answer(
+        "age",
+        "number",
+        "90",
+        "17",
+        "number",
+        "17",
+        "90",
+        "age",
+        "job",
+        "thing",
+        "category",
+        "a,b",
+        "",
+    )
+    holds(machine.run(*declare).err, "label", "command")
+    answer(
+        "ill", "label", "no,yes", "born", "date", "day-month-year", "1900-01-01", "2020-01-01", ""
+    )
+    said = machine.run(*declare).fine
+    holds(said, "age", "job")
+    holds(said, "quickstart", "own.json")
+    found = read_schema(Path("own.json"))
+    assert [(each.name, each.role) for each in found.columns] == [
+        ("age", "numeric"),
+        ("job", "categorical"),
+        ("ill", "label"),
+        ("born", "date"),
+    ]
+    assert (found.columns[0].low, found.columns[0].high) == (17, 90)
+    assert found.columns[3].high == 43829
+    holds(machine.run(*declare, "--label", "ill").err, "--declare", "--out")

@@ -32,6 +32,8 @@ of earlier numbers are converted when they are read. A manifest that names none 
 MANIFEST_FILE = "manifest.json"
 FEATURES_FILE = "features.safetensors"
 BACKBONE_FILE = "backbone.onnx"
+POOL_FILE = "pool.npz"
+"""What students ask, where the owner designed it. Public."""
 IDENTITIES_FILE = "identities.safetensors"
 """Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -41,7 +43,7 @@ SETTINGS_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Of settings, which are checked when they are made."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
 FileName = Annotated[
-    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.(safetensors|onnx)$", max_length=100)
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.(safetensors|onnx|npz)$", max_length=100)
 ]
 
 

@@ -74,6 +74,7 @@ from terrine_models.students.answers import (
     fit_shares,
     fit_softmax,
 )
+from terrine_models.tables.designed import DesignedPool
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
@@ -352,6 +353,8 @@ class Task:
     seed: int = 0
     view: View | None = None
     """How pictures are seen. None: as is usual."""
+    designed: DesignedPool | None = None
+    """Of designed inputs: what tells how common classes are among natural ones."""
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

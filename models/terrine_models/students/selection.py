@@ -39,6 +39,7 @@ from terrine_models.students.models import (
     choose_threshold,
     confine_rarer_class,
 )
+from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]
 PLAIN_METHOD = "ridge"
@@ -150,6 +151,8 @@ def choose(
             threshold = choose_threshold(
                 training.threshold, probabilities, answers, trials[name].fewer
             )
+            if task.designed is not None and training.threshold == "prior":
+                threshold = match_prior(student, task.designed)
             student = student.with_model(threshold=threshold)
         return student
 
@@ -195,6 +198,17 @@ def choose(
         threshold=student.model.threshold,
     )
     return TrainedStudent(student, plain, choice)
+
+
+def match_prior(student: Student, pool: DesignedPool) -> float | None:
+    """Return the probability from which a student says the second class as often as it occurs.
+
+    On natural rows, as designed ones tell nothing of it. None for more than two classes.
+    """
+    if len(pool.prior) != 2:
+        return None
+    second = student.probabilities(pool.natural)[:, 1]
+    return float(np.clip(np.quantile(second, 1 - pool.prior[1]), 1e-9, 1 - 1e-9))
 
 
 def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,7 +43,7 @@ from terrine_models.teachers.manifests import (
     check_shapes,
     teacher_kind,
 )
-from terrine_models.teachers.networks import match_priors, ridge_head
+from terrine_models.teachers.networks import level_biases, match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
 
 DEFAULT_RIDGE = 0.1
@@ -114,6 +115,14 @@ class Heads(TeacherSettings):
             "many of these as of their own records. It lets much smaller shards do."
         ),
     ] = True
+    even: Annotated[
+        bool,
+        Field(
+            description="Whether heads say each class of as many public rows as any other, instead "
+            "of as many as of their own records. For public rows that were designed, whose classes "
+            "are not as common as those of natural rows: so their votes divide most."
+        ),
+    ] = False
     backbone: Annotated[
         Path | None,
         Field(
@@ -139,7 +148,8 @@ class Heads(TeacherSettings):
             rotation=self.rotation if augmentations else None,
             elastic=self.elastic if augmentations else None,
             ridge=None if means else self.ridge or (WHITENED_RIDGE if whitened else DEFAULT_RIDGE),
-            match_prior=whitened and self.match_prior and len(data.classes) == 2,
+            match_prior=whitened and self.match_prior and not self.even and len(data.classes) == 2,
+            even=self.even and public is not None,
         )
 
     def feature_map(self, data: Dataset, public: PublicData | None) -> FeatureMap:
@@ -180,6 +190,8 @@ class HeadTeachers(ShardTeachers):
     """None for class means."""
     match_prior: bool = False
     """Whether each says yes to the share of public rows that its shard does."""
+    even: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether each says every class that it knows of as many public rows."""
     settings = Heads
     divisible = False
     """They share the work on features, and one product, whose rounding depends on its size."""
@@ -246,6 +258,13 @@ class HeadTeachers(ShardTeachers):
 
             # With one thread, as all the rest: what it rounds to must not depend on processors.
             (biases,) = side_by_side(match, [None])
+        elif self.even and rows is not None:
+            known = torch.stack([shards.has_classes(i, classes) for i in run])
+
+            def level(_: None) -> torch.Tensor:
+                return level_biases(weights, biases, known, features(rows))
+
+            (biases,) = side_by_side(level, [None])
         return {"weights": weights, "biases": biases}
 
 

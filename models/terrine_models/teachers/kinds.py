@@ -11,7 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 from terrine_models.addons import added, addons
-from terrine_models.storage.manifests import MANIFEST_FILE, manifest_digest, verified_bytes
+from terrine_models.storage.manifests import (
+    MANIFEST_FILE,
+    POOL_FILE,
+    manifest_digest,
+    verified_bytes,
+)
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.manifests import (
     KINDS,
@@ -20,6 +25,7 @@ from terrine_models.teachers.manifests import (
     TeacherSettings,
     load_manifest,
 )
+from terrine_models.teachers.margins import MarginTeachers
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
@@ -32,6 +38,7 @@ __all__ = [
     "Forests",
     "HeadTeachers",
     "Heads",
+    "MarginTeachers",
     "NeighbourTeachers",
     "NetworkTeachers",
     "Networks",
@@ -97,6 +104,7 @@ class EnsembleFormat:
             group_column=manifest.partition.group_column if manifest.partition else None,
             encoding=manifest.encoding,
             image=manifest.image,
+            designed=POOL_FILE in manifest.files,
         )
 
     def digest(self, directory: Path) -> str:

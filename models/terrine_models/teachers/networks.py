@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.data.workers import side_by_side
+from terrine_models.features.linear import UNSEEN_CLASS_SCORE
 from terrine_models.features.maps import DRAWS, MIN_SIDE, PublicData, distorted, prepare
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
@@ -75,6 +76,22 @@ def match_priors(
     head's own shard: nothing else is used. Heads that know one class only are not changed.
     """
     return matched_biases((weights[:, 1] - weights[:, 0]) @ rows.T, priors, biases)
+
+
+def level_biases(
+    weights: torch.Tensor, biases: torch.Tensor, known: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Biases [k, m] with which heads choose each class of about as many rows [P, d] as any other.
+
+    Of two classes, exactly half each; of more, the mean score of all is the same. `known`: which
+    classes the records of each head have, bool [k, m]; others are never chosen. Heads that know one
+    class only are not changed.
+    """
+    if weights.shape[1] == 2:
+        half = torch.where(known.all(1), 0.5, known[:, 1].float())
+        return match_priors(weights, biases, half, rows)
+    level = -(weights @ rows.mean(0))
+    return torch.where(known, level, torch.full_like(level, UNSEEN_CLASS_SCORE))
 
 
 def matched_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:

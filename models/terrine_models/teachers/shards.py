@@ -74,6 +74,12 @@ class Shards:
         """The share of class 1 of two in each shard of a run, [k]."""
         return torch.tensor([float(self.data.labels[self.rows[i]].mean()) for i in run])
 
+    def has_classes(self, teacher: int, classes: int) -> torch.Tensor:
+        """Which classes the records of a teacher have, bool [m]."""
+        found = torch.zeros(classes, dtype=torch.bool)
+        found[torch.from_numpy(self.data.labels[self.rows[teacher]])] = True
+        return found
+
     def public_rows(self, most: int) -> torch.Tensor | None:
         """At most `most` of the public inputs [P, *shape], in float32; None without any."""
         if self.public is None:

@@ -28,11 +28,14 @@ from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
     FEATURES_FILE,
     IDENTITIES_FILE,
+    POOL_FILE,
     load_tensors,
     save_tensors,
+    sha256,
     verified_bytes,
     versions,
 )
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
@@ -54,6 +57,8 @@ from terrine_models.teachers.shards import (
 from terrine_protocol.files import sync_directory, write_atomically
 
 PROGRESS_FILE = "training.json"
+DESIGNED = "rows designed from the schema"
+"""What public rows are called that nobody has seen anywhere."""
 
 
 Trainer = Callable[[ShardTeachers, Shards, Sequence[range]], Generator[Trained]]
@@ -78,6 +83,7 @@ def train_ensemble(
     on_trained: Callable[[int], None] | None = None,
     trainer: Trainer = train_locally,
     key: bytes | None = None,
+    pool: DesignedPool | None = None,
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
@@ -85,16 +91,22 @@ def train_ensemble(
     their prior; without it the map is data-independent. `on_trained` is called with the number of
     trained teachers: with 0, and after every file. `trainer` says where they are trained, and
     changes nothing else. `key`: the owner's, under which people who have names (a group) can be
-    found again; without one nobody can be forgotten. During training the files are in
-    `<out>.partial`, which becomes `out` at the end.
+    found again; without one nobody can be forgotten. `pool`: rows designed to be asked, in place of
+    `public`; they are saved beside the teachers. During training the files are in `<out>.partial`,
+    which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit or private).
     """
-    config, out = config or Heads(), Path(out)
+    out = Path(out)
+    config = config or Heads(even=pool is not None)
     check_new(out)
+    if pool is not None:
+        public = PublicData.declare(DESIGNED, pool.rows)
     check_encoding(data)
-    if public is not None:
+    if pool is not None and public is not None:
+        public.check_fits(data.spec)
+    elif public is not None:
         public.count_private_rows(data)  # which refuses a mix-up of files
     rows, partition = partition_records(data, teachers, seed)
     people = None if key is None or data.groups is None else People.of(data, key)
@@ -121,6 +133,10 @@ def train_ensemble(
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features:
         files |= features.save(work)
+    if pool is not None and POOL_FILE not in files:
+        made = pool.to_bytes()
+        write_atomically(work / POOL_FILE, made, public=True)
+        files[POOL_FILE] = sha256(made)
     _save_progress(work, plan, of_data, files)
     shards = Shards(data, dict(enumerate(rows)), seed, features, public)
     report = on_trained or (lambda done: None)

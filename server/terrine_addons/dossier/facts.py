@@ -453,6 +453,8 @@ def _checkpoint(ledger: Ledger, policy: Policy | None, verify: bool) -> LastChec
 
 Entry = Mapping[str, Any]
 
+MARGINS = "margins"
+"""The kind of an ensemble whose people say in which cells one of their rows lies."""
 CENTRAL = "The owner holds the records and what votes for them, and adds the noise."
 MODELS = {
     "remote": "The owners keep their teachers, which vote on their machines; the service sees the "
@@ -586,6 +588,13 @@ def what_leaves(info: ProjectInfo, ensemble: DossierEnsemble) -> str:
                 "an account of each limits what its votes tell in all. No model is trained; the "
                 "service's directory holds a copy of every record, as coordinates with its label."
             )
+        case "noisy_votes" if info.ensemble.kind == MARGINS:
+            return (
+                "Histograms leave: of one row of each unit, how many are in which cell of each "
+                "column, with random noise on every number. Rows that students ask about are made "
+                f"of them. No model is trained; the service's directory holds the cells of {count} "
+                "rows."
+            )
         case "noisy_votes":
             return (
                 "For each input that a student sends, noisy counts leave: one number for each "
@@ -613,6 +622,8 @@ def unit_details(ensemble: DossierEnsemble) -> str:
     changes = (
         "The votes of this unit alone may change, within its account."
         if ensemble.account.kind == "neighbours"
+        else "One vote of each histogram may move from one cell to another."
+        if ensemble.account.kind == MARGINS
         else f"Exactly one of {ensemble.account.teachers:,} teachers may change, and one vote with "
         "it."
     )

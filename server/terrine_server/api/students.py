@@ -22,10 +22,12 @@ from terrine_server.api.services import (
     ServicesDep,
 )
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
+from terrine_server.labeling.voters import read_pool
 from terrine_server.ledger import ChargedBatch
 from terrine_server.serving.bounds import PerTokenThreads
 
 router = APIRouter(tags=["students"])
+POOL_MEDIA_TYPE = "application/octet-stream"
 
 AcceptClipped = Annotated[
     bool,
@@ -150,6 +152,26 @@ def label_answerer(
 def budget(services: ServicesDep, project: OwnProject) -> Budget:
     """Return the account of the token's project."""
     return views.budget(*services.ledger.project_with_shadows(project))
+
+
+@router.get(
+    "/pool",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "An .npz archive: `x` float32 [R, D], the inputs to ask; `natural` "
+            "float32 [P, D], drawn as the released margins are; `prior` float64 [m].",
+            "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **openapi.problems("not-found", "ensemble-unavailable"),
+    },
+)
+def pool(services: ServicesDep, project: OwnProject) -> Response:
+    """Return what the owner of the token's project designed to be asked. Free."""
+    record = services.ledger.project(project)
+    return Response(
+        read_pool(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
+    )
 
 
 @router.get("/project", responses=openapi.problems())

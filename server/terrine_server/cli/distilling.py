@@ -12,26 +12,26 @@ from scipy.stats import binomtest
 
 from terrine_client import Client
 from terrine_client._report import format_metrics
-from terrine_client.distill import (
-    Examples,
-    Report,
-    check_data,
-    check_training,
-    distill,
-    make_task,
-)
+from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
 from terrine_models.data.images import list_images
 from terrine_models.students.models import Student, Threshold, Training
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import is_table
 from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
-from terrine_server.cli.student import Public, connect, load_pool
+from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
 from terrine_server.formats import CsvWriter
 
 
 def train(
     context: typer.Context,
-    public: Public,
+    public: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PUBLIC",
+            help=f"{PUBLIC_HELP} Without it, what the owner designed to be asked.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the student and its report.")
     ] = Path("student"),
@@ -89,9 +89,17 @@ def train(
       terrine student train census.csv
     """
     training = Training(method=method, threshold=_parse_threshold(threshold))
-    format_of(public).check(public)
+    if public is not None:
+        format_of(public).check(public)
     with connect(context) as client:
-        inputs, examples = load_pool(public, client, accept_clipped), None
+        inputs, examples, designed = None, None, None
+        if public is not None:
+            inputs = load_pool(public, client, accept_clipped)
+        elif client.project().ensemble.designed:
+            designed = DesignedPool.of_bytes(client.pool())
+            inputs = designed.rows
+        else:
+            fail("Name your own public inputs: nothing was designed to be asked of this project.")
         if held_out is not None:
             like = client.project().ensemble
             labelled = format_of(held_out, like).labelled(held_out, like, note, True)
@@ -107,6 +115,7 @@ def train(
             rounds=rounds,
             queries=queries,
             training=training,
+            designed=designed,
             tell=say,
         )
     console.print(summarize(made.report, out))

@@ -18,15 +18,18 @@ from rich.table import Table
 
 from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
+from terrine_models.tables.designed import Margins, Question, design_pool, margin_questions
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.margins import save_margin_voters
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus, Role, TokenCreate
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
+from terrine_protocol.tables import TableSchema
 from terrine_server.cli import ensemble, reading, serve
 from terrine_server.cli.console import (
     as_json,
@@ -39,6 +42,8 @@ from terrine_server.cli.console import (
 )
 from terrine_server.cli.options import Yes, mechanism_text
 from terrine_server.errors import NotFound
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.pipeline import ask_every_question
 from terrine_server.ledger import (
     DEFAULT_POPULATION,
     Ledger,
@@ -56,7 +61,16 @@ from terrine_server.owner.operations import (
     suggest_room,
 )
 from terrine_server.owner.sign_in import Tokens, load_secret_key
-from terrine_server.planning.first_project import FirstProject, Setting, max_guess_accuracy
+from terrine_server.planning.first_project import (
+    CAP_IN_EPSILONS,
+    MARGIN_SHARE,
+    FirstProject,
+    MarginRelease,
+    Setting,
+    default_delta,
+    max_guess_accuracy,
+    plan_release,
+)
 from terrine_server.planning.forecast import (
     DRAWS,
     Forecast,
@@ -64,13 +78,26 @@ from terrine_server.planning.forecast import (
     StudentForecast,
     compare_options,
 )
-from terrine_server.privacy import Account
-from terrine_server.privacy.parameters import check_epsilon
+from terrine_server.privacy import (
+    Account,
+    Cap,
+    NoisyVotes,
+    ParameterError,
+    Terms,
+    cap,
+    quote,
+)
+from terrine_server.privacy.parameters import MAX_EPSILON, check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.settings import Settings
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
+MARGINS = "-margins"
+"""After the name of a project: that of the ensemble and the project of its margins."""
+DESIGNED_ROWS = (8_000, 4_000, 2_000, 1_000)
+"""How many rows are designed: fewer where more would need more noise than can be drawn. That costs
+little, as noise grows as information does."""
 MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
 
@@ -103,7 +130,7 @@ class _Notes:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What the command line says about the data."""
+    """What the command line says about the data. `public`: None if nothing is."""
 
     public: Path
     label: str | None
@@ -164,13 +191,21 @@ def quickstart(
     ] = None,
     *,
     public: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="POOL",
             help="Public data, on all of which students will ask: rows of the same kind. With "
             "labels, they forecast what the project buys.",
         ),
-    ],
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a table, in place of --public: its public schema, from which rows to ask are "
+            "designed. `terrine ensemble schema --declare` makes one.",
+        ),
+    ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Of a table: the column to predict.")
     ] = None,
@@ -245,8 +280,15 @@ def quickstart(
 
       terrine quickstart scans.npz --public pool.npz --classes benign,malignant --epsilon 0.5
 
+      terrine quickstart patients.csv --schema schema.json
+
       terrine quickstart --dry-run --units 32000 --public census-sample.csv --label income
     """
+    if (public is None) == (schema is None):
+        fail(
+            "Say what students will ask: rows of --public data, or rows designed from the --schema "
+            "of a table. One of the two."
+        )
     if (units is not None) != (private is None) or (private is None and not dry_run):
         fail("Name the private records; or give --dry-run, and with --units how many there are.")
     if as_json() and not dry_run:
@@ -254,15 +296,24 @@ def quickstart(
     if not (yes or dry_run) and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
-    given = DataOptions(public, label, group, columns, classes, images, bins, *roles)
-    for path in (private, public):
+    if schema is not None:
+        said = label, group, columns, classes, images, bins, *roles
+        _check_designed(private, schema, said, anyway=anyway)
+    asked = schema if public is None else public
+    given = DataOptions(asked or Path(), label, group, columns, classes, images, bins, *roles)
+    for path in (private, public, schema):
         if path is not None and not path.exists():
             fail(f"There is no {path}.")
-    name = _ensemble_name(private or public) if name is None else name
+    name = _ensemble_name(private or given.public) if name is None else name
     check_epsilon(epsilon)
     # Before anything is made.
     register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
     settings, log = Settings(), _Notes(verbose=verbose)
+    if dry_run and schema is not None:
+        design = _Design.of(schema, private, units, epsilon, None, log)
+        design.show(log)
+        say("Nothing was made or spent. Without --dry-run, this asks before it does either.")
+        return
     if dry_run:
         _dry_run(private, units, given, settings, register, epsilon, log, anyway=anyway)
         return
@@ -275,18 +326,268 @@ def quickstart(
     try:
         record = ledger.project(name)
     except NotFound:
-        record = _open(
-            private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
-        )
+        if schema is not None:
+            record = _open_designed(
+                private, schema, ledger, settings, register, epsilon, log, yes=yes
+            )
+        else:
+            record = _open(
+                private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
+            )
         say(f"Project {name} is open.")
     else:
+        if schema is not None:
+            epsilon = _votes_epsilon(schema, record, epsilon)
         if record.terms.epsilon != epsilon:
             fail(
                 f"{name} is open with ε = {record.terms.epsilon:g}, for good. Leave --epsilon "
                 "as it was, or choose another --name."
             )
         say(f"Project {name} is open already, with ε = {epsilon:g}.")
-    _finish(given, ledger, settings, record)
+    _finish(None if schema is not None else given.public, ledger, settings, record)
+
+
+def _check_designed(
+    private: Path | None, schema: Path, said: Sequence[object], *, anyway: bool
+) -> None:
+    """Refuse options that do not go with a schema alone."""
+    if any(said):
+        fail("A --schema says all that other options say of a table: leave them out, or edit it.")
+    if anyway:
+        fail("--anyway is for trials on public rows, and with a --schema alone there are none.")
+    if private is not None and not is_table(private):
+        fail(
+            f"{private} is not a table. Only of rows of a table can be said what they may hold; "
+            "pictures and arrays need --public data to be asked about."
+        )
+
+
+@dataclass(frozen=True)
+class _Design:
+    """A project that asks rows designed from a schema, and its margins."""
+
+    schema: TableSchema
+    private: Dataset | None
+    release: MarginRelease
+    epsilon: float
+    first: FirstProject
+    unit: str
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        data: Path | None,
+        units: int | None,
+        epsilon: float,
+        joined: PopulationRecord | None,
+        log: _Notes,
+    ) -> _Design:
+        """Divide a budget between margins and votes, and choose how many rows and teachers."""
+        schema, private = read_schema(path), None
+        questions, unit = margin_questions(schema), "record"
+        if data is not None:
+            private = reading.load_private(data, path, None, None, None, log.note)
+            units = unit_count(private)
+            unit = "record" if private.group_column is None else private.group_column
+        if units is None:
+            raise RuntimeError("nobody knows how many units there are")
+        delta = default_delta(units)
+        try:
+            release = _plan_release(questions, units, epsilon, delta)
+        except ParameterError as error:
+            fail(f"ε = {epsilon:g} is too small for these columns: {error}")
+        limit = cap(min(CAP_IN_EPSILONS * epsilon, MAX_EPSILON), delta)
+        label = next(each for each in schema.columns if each.role == "label")
+        first = _choose_design(
+            units=units,
+            classes=len(label.values or ()),
+            epsilon=release.votes_epsilon,
+            joined=limit if joined is None else joined.limit,
+        )
+        return cls(
+            schema, private, release, epsilon, replace(first, joins=joined is not None), unit
+        )
+
+    def show(self, log: _Notes) -> None:
+        """Say in five lines who is protected, how much, by what, what it buys, and what it uses."""
+        first, release = self.first, self.release
+        several = " If a person can have several, give the column that names the person the role "
+        right = max_guess_accuracy(self.epsilon, first.delta)
+        prior = min(1.0, 2 * release.sigma / first.units)
+        units = "records" if self.unit == "record" else "people"
+        lines = {
+            "Protects": f"each single {self.unit}, of {first.units:,}."
+            + (f'{several}"group" in the schema.' if self.unit == "record" else ""),
+            "How much": f"ε = {self.epsilon:g}, δ = {first.delta:g} in all. Somebody who knows all "
+            "the others, and guesses which of two equally likely versions of this one is there, is "
+            f"right at most {right:.1%} of the time (50 % without any answer).",
+            "By what": f"{first.teachers:,} teachers: models, each trained on "
+            f"{first.units // first.teachers} or more {units} that no other is trained on. Random "
+            f"noise (σ = {first.sigma:g}) is added to the number of votes of each class. Before, "
+            f"{release.queries} histograms are released, of one row of each {self.unit}, with "
+            f"noise of σ = {release.sigma:g} in every count: how common classes are (within "
+            f"{prior:.1%}), and where the numbers of a column lie. They take {MARGIN_SHARE:.0%} of "
+            "the budget.",
+            "It buys": f"for certain, noisy votes on {first.rows:,} rows that are designed from "
+            "the schema, and published with the project. How good a student becomes cannot be "
+            "said: that would take labelled public rows.",
+            "It uses": f"{self._share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all "
+            "projects together may ever tell about these people. It cannot be changed later.",
+        }
+        for heading, text in lines.items():
+            console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+        log.show_notes()
+
+    @property
+    def _share(self) -> float:
+        """Of the cap, that margins and votes reserve."""
+        return self.first.share + self.margins_terms.cap_budget / self.first.cap.budget
+
+    @property
+    def margins_terms(self) -> Terms:
+        """What the margins are released under."""
+        cells = max(each.cells for each in margin_questions(self.schema))
+        mechanism = NoisyVotes(self.first.units, cells, self.release.sigma)
+        return quote(
+            mechanism, self.release.epsilon, self.first.delta, cap_rule=self.first.cap.rule
+        )
+
+
+def _choose_design(*, units: int, classes: int, epsilon: float, joined: Cap) -> FirstProject:
+    """Return the project of as many designed rows as the noise that can be drawn pays for."""
+    for rows in DESIGNED_ROWS:
+        setting = Setting.of(
+            units=units, rows=rows, classes=classes, epsilon=epsilon, joined=joined
+        )
+        try:
+            first = setting.of_teachers(setting.numbers_of_teachers[-1])
+        except ParameterError as error:
+            why = error
+            continue
+        if first.too_noisy:
+            fail(_too_few(first))
+        return first
+    fail(f"ε = {epsilon:g} is too small: {why}")
+
+
+def _too_few(first: FirstProject) -> str:
+    return (
+        f"Too small: of {first.units:,} units, at ε = {first.epsilon:g} noise would drown the "
+        "votes of their teachers. More records or a larger ε would help."
+    )
+
+
+def _votes_epsilon(schema: Path, record: ProjectRecord, epsilon: float) -> float:
+    """Return what of ε is the project's own, beside its margins."""
+    units, delta = record.ensemble.units, record.terms.delta
+    questions = margin_questions(read_schema(schema))
+    return _plan_release(questions, units, epsilon, delta).votes_epsilon
+
+
+def _plan_release(
+    questions: Sequence[Question], units: int, epsilon: float, delta: float
+) -> MarginRelease:
+    cells = max(each.cells for each in questions)
+    return plan_release(
+        questions=len(questions), cells=cells, units=units, epsilon=epsilon, delta=delta
+    )
+
+
+def _open_designed(
+    data: Path,
+    schema: Path,
+    ledger: Ledger,
+    settings: Settings,
+    register: EnsembleRegister,
+    epsilon: float,
+    log: _Notes,
+    *,
+    yes: bool,
+) -> ProjectRecord:
+    """Release margins, design rows, train teachers, and open the project, as far as it is missing.
+
+    The margins are an ensemble and a project of their own, named after the other.
+    """
+    name = register.name
+    of_margins = register.model_copy(update={"name": f"{name}{MARGINS}"})
+    registered, joined = _find_population(ledger, of_margins)
+    design = _Design.of(schema, data, None, epsilon, joined, log)
+    first, private = design.first, design.private
+    if private is None:
+        raise RuntimeError("there are no private records")
+    if joined is None:
+        cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
+        of_margins = of_margins.model_copy(update=cap)
+    design.show(log)
+    of = register.population or DEFAULT_POPULATION if joined is None else joined.name
+    questions = margin_questions(design.schema)
+    directory = settings.ensembles_dir / of_margins.name
+    if not registered:
+        key = records_key(settings, make=True)
+        _ask(
+            f"Copy to {directory} in which cells of the histograms one row of each is, fix the cap "
+            f"of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and release the "
+            "histograms? The cap cannot be changed."
+            if joined is None
+            else f"Copy to {directory} in which cells of the histograms one row of each is, and "
+            f"release the histograms under the cap of {of}?",
+            yes,
+        )
+        if not directory.exists():
+            save_margin_voters(private, directory, name=of_margins.name, key=key)
+        register_ensemble(ledger, settings, of_margins)
+    asked = {"name": "noisy_votes", "sigma": design.release.sigma}
+    try:
+        record = ledger.project(of_margins.name)
+    except NotFound:
+        record = open_project(
+            ledger,
+            ProjectOpen(
+                name=of_margins.name,
+                ensemble=of_margins.name,
+                mechanism=asked,
+                epsilon=design.release.epsilon,
+                delta=first.delta,
+                purpose="Histograms of the columns, from which rows to ask are designed.",
+            ),
+        )
+    directory = settings.ensembles_dir / name
+    if not directory.exists():
+        voters = LocalVoters(settings.data_dir, "cpu")
+        counts = ask_every_question(ledger, voters, record.name)
+        sigma = float(str(record.mechanism["sigma"]))
+        margins = Margins.of_counts(questions, counts, sigma=sigma, units=first.units)
+        pool = design_pool(design.schema, margins, first.rows)
+        _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
+        with teachers_bar(console, first.teachers) as on_trained:
+            train_ensemble(
+                private,
+                directory,
+                name=name,
+                teachers=first.teachers,
+                pool=pool,
+                on_trained=on_trained,
+                key=records_key(settings, make=True),
+            )
+    else:
+        _check_same(directory, private, first)
+    if not _find_population(ledger, register)[0]:
+        register_ensemble(
+            ledger, settings, EnsembleRegister(name=name, population=register.population)
+        )
+    opened = open_project(
+        ledger,
+        ProjectOpen(
+            name=name,
+            ensemble=name,
+            mechanism=first.spec,
+            epsilon=first.epsilon,
+            delta=first.delta,
+        ),
+    )
+    ledger.set_status(of_margins.name, ProjectStatus.CLOSED)
+    return opened
 
 
 @dataclass(frozen=True)
@@ -910,8 +1211,11 @@ def _show_commands(
         say(f"  {_command(settings, *act)}")
 
 
-def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
-    """Make the student's token, unless there was one, and say what remains to be done."""
+def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
+    """Make the student's token, unless there was one, and say what remains to be done.
+
+    `public`: what students ask; None if the project has it itself.
+    """
     name, secret, once = record.name, "…", ""
     if ledger.list_tokens(name):
         say(
@@ -922,15 +1226,18 @@ def _finish(given: DataOptions, ledger: Ledger, settings: Settings, record: Proj
         tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
         secret, once = tokens.create(wanted).token, " Its token will not be shown again."
-    pool = next(given.public.glob("train-images*"), given.public)  # of IDX, the file is asked
+    pool = []
+    if public is not None:
+        pool = [next(public.glob("train-images*"), public)]  # of IDX, the file is asked
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
     say("Now serve it:")
     say(f"  {_command(settings, 'serve')}")
     say(f"The student learns by this line.{once}")
-    say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', pool)}")
-    if pool.is_dir() and not is_table(pool) and any(path.is_dir() for path in pool.iterdir()):
-        say(f"The student's pictures lie in one flat folder: give it those of {pool} so.")
+    say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', *pool)}")
+    for folder in pool:
+        if folder.is_dir() and not is_table(folder) and any(map(Path.is_dir, folder.iterdir())):
+            say(f"The student's pictures lie in one flat folder: give it those of {folder} so.")
 
 
 def _command(settings: Settings, *words: object) -> str:

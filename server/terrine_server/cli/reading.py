@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import typer
@@ -46,13 +49,13 @@ from terrine_models.tables.loading import (
     read_schema,
 )
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
-from terrine_protocol.base import normalize
-from terrine_protocol.files import write_atomically
+from terrine_protocol.base import listed, normalize
+from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables import Column, DateOrder, TableSchema, first_problem
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
 from terrine_protocol.tables.encoding import encode_table
-from terrine_server.cli.console import console, errors, fail, say, writing
+from terrine_server.cli.console import command_text, console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
 
 Inputs: TypeAlias = NDArray[np.generic]
@@ -477,9 +480,19 @@ def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:
 
 def schema(
     public: Annotated[
-        Path, typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow.")
-    ],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="Column to predict.")],
+        Path | None,
+        typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow."),
+    ] = None,
+    *,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column to predict.")] = None,
+    declare: Annotated[
+        bool,
+        typer.Option(
+            "--declare",
+            help="In place of PUBLIC: ask for each column, what it may hold. No file is read, but "
+            "a schema that was begun is gone on with.",
+        ),
+    ] = False,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -506,8 +519,19 @@ def schema(
 
     Students will see every value in the schema. None may come from private rows.
 
-    [bold]Example[/bold]: terrine ensemble schema census-sample.csv --label income --out schema.json
+    [bold]Examples[/bold]
+
+      terrine ensemble schema census-sample.csv --label income --out schema.json
+
+      terrine ensemble schema --declare
     """
+    if declare:
+        if any((public, label, classes, bins, group, ignore, keep, columns)):
+            fail("--declare asks for everything: leave the other options but --out away.")
+        _declare_schema(out)
+        return
+    if public is None or label is None:
+        fail("Name a public table and its column to predict (--label); or give --declare.")
     printed = str(out) == "-"
     note_on = note_aside if printed else note
     if not printed and out.is_file():
@@ -533,3 +557,125 @@ def schema(
     write_atomically(out, proposal.to_json().encode(), public=True)
     show_schema(proposal, public, out)
     note(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
+
+
+T = TypeVar("T")
+ROLES = ("number", "category", "ordered", "yes-no", "date", "label", "person", "ignored")
+"""What a column may be declared as."""
+DATE_ORDERS = get_args(DateOrder)
+
+
+def _declare_schema(out: Path) -> None:
+    """Ask column by column what a table may hold, and write it to `out` after each.
+
+    Nothing is looked up in any table: a schema becomes public, and private rows must not be in it.
+    """
+    if str(out) == "-" or not sys.stdin.isatty():
+        fail("--declare asks questions at a terminal, and writes a file: --out FILE.")
+    columns = _begun_columns(out)
+    if columns:
+        say(f"{out} has {listed([each.name for each in columns])} so far; more follow.")
+    say(
+        "Everything that you say becomes public. Take it from the forms and codebooks by which the "
+        "data were collected, never from the records."
+    )
+    while name := typer.prompt(
+        "Name of the next column, as in the header (Enter: that was all)", "", show_default=False
+    ).strip():
+        if normalize(name) in {each.name for each in columns}:
+            say(f"{name} is there already.")
+            continue
+        columns.append(_declare_column(name))
+        saved = {"columns": [each.model_dump(mode="json", exclude_none=True) for each in columns]}
+        write_atomically(out, json.dumps(saved, indent=2).encode() + b"\n", public=True)
+    try:
+        found = TableSchema(columns=tuple(columns))
+    except ValidationError as error:
+        fail(f"{out} is no schema yet: {first_problem(error)}. Go on with the same command.")
+    say(f"{out}: {len(found.features)} columns to learn from. Then, without any public data:")
+    say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")
+
+
+def _begun_columns(out: Path) -> list[Column]:
+    """Return the columns of a schema that was begun; none if there is no such file."""
+    if not out.exists():
+        return []
+    try:
+        given = json.loads(read(out))["columns"]
+        return [Column.model_validate(each) for each in given]
+    except (ValueError, KeyError, TypeError):
+        fail(f"{out} is not a schema. Remove it, or choose another file: --out.")
+
+
+def _declare_column(name: str) -> Column:
+    """Ask what a column may hold until that makes sense."""
+    while True:
+        role = _choose("What is it?", ROLES)
+        try:
+            return Column.model_validate({"name": name, **_declare_values(role)})
+        except ValidationError as error:
+            say(f"  That does not go together: {first_problem(error)}. Once more.")
+        except ValueError as error:
+            say(f"  {error} Once more.")
+
+
+def _declare_values(role: str) -> dict[str, object]:
+    """Ask for the range or the values of a column. Raises ValueError for what cannot be."""
+    match role:
+        case "number":
+            low, high = _declare_ends("value", float)
+            if not low < high:
+                raise ValueError("The least value must be below the largest.")
+            found = {"role": "numeric", "low": low, "high": high}
+            if typer.confirm("  Is it missing in some rows?"):
+                found["missing"] = (low + high) / 2
+            return found
+        case "category":
+            values = _declare_list("Its values; others count as other")
+            return {"role": "categorical", "values": values}
+        case "ordered":
+            return {"role": "ordinal", "values": _declare_list("Its values, from least to most")}
+        case "yes-no":
+            return {"role": "boolean"}
+        case "date":
+            order = _choose("How is it written?", DATE_ORDERS)
+            first, last = _declare_ends("day, as 2020-12-31", date.fromisoformat)
+            if not first < last:
+                raise ValueError("The first day must be before the last.")
+            return {
+                "role": "date",
+                "order": order,
+                "since": first,
+                "low": 0,
+                "high": (last - first).days,
+                "parts": ("days", "month", "weekday"),
+            }
+        case "label":
+            return {"role": "label", "values": _declare_list("Its classes")}
+        case "person":
+            return {"role": "group"}
+        case _:
+            return {"role": "ignored"}
+
+
+def _choose(question: str, options: Sequence[str]) -> str:
+    """Ask until the answer is one of the options; the first is the default."""
+    while True:
+        found: str = typer.prompt(f"  {question} ({', '.join(options)})", options[0]).strip()
+        if found in options:
+            return found
+        say(f"  {found} is not one of these.")
+
+
+def _declare_ends(what: str, read_end: Callable[[str], T]) -> tuple[T, T]:
+    return (
+        read_end(typer.prompt(f"  Least {what}").strip()),
+        read_end(typer.prompt(f"  Largest {what}").strip()),
+    )
+
+
+def _declare_list(what: str) -> list[str]:
+    found = split_names(typer.prompt(f"  {what} (A,B,…)")) or []
+    if len(found) < 2:
+        raise ValueError("At least two are needed, with a comma between them.")
+    return found

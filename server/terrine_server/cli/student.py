@@ -61,14 +61,11 @@ def student(
     context.meta[CONNECTION] = ServerOptions(url, token_file, insecure)
 
 
-Public = Annotated[
-    Path,
-    typer.Argument(
-        metavar="PUBLIC",
-        help="Your own public inputs, without labels: IDX images, .npy, .npz with x, a table "
-        "(CSV, Parquet or Arrow), or a folder of PNG and JPEG files.",
-    ),
-]
+PUBLIC_HELP = (
+    "Your own public inputs, without labels: IDX images, .npy, .npz with x, a table (CSV, Parquet "
+    "or Arrow), or a folder of PNG and JPEG files."
+)
+Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help=PUBLIC_HELP)]
 
 
 def label(

@@ -5,8 +5,11 @@ Voters of ensembles whose files are here are `local_voters.LocalVoters`, or as a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from pkgutil import resolve_name
 from threading import Lock
 from typing import Protocol
@@ -14,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from terrine_models.addons import added_as
-from terrine_server.errors import EnsembleUnavailable
+from terrine_server.errors import EnsembleUnavailable, NotFound
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
 from terrine_server.settings import Settings, VotersKind
@@ -153,6 +156,35 @@ def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) ->
             f"The ensemble {record.name} returned counts that do not add up to its teachers."
         )
     return counts
+
+
+POOL_FILE = "pool.npz"
+"""What an ensemble's students ask, if it was designed (`terrine_models.tables.designed`)."""
+
+
+def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:
+    """Return the designed pool of an ensemble: public, and verified by what was registered.
+
+    Raises NotFound if its students have inputs of their own, and `EnsembleUnavailable`.
+    """
+    if not record.facts.designed:
+        raise NotFound(
+            f"Nothing was designed to be asked of {record.name}: its students ask public inputs "
+            "of their own."
+        )
+    directory = data_dir / record.path
+    try:
+        manifest = (directory / "manifest.json").read_bytes()
+        pool = (directory / POOL_FILE).read_bytes()
+    except OSError as error:
+        raise EnsembleUnavailable(f"The pool of {record.name}: {error.strerror}.") from None
+    registered = sha256(manifest).hexdigest() == record.manifest_sha256
+    if not registered or json.loads(manifest)["files"][POOL_FILE] != sha256(pool).hexdigest():
+        raise EnsembleUnavailable(
+            f"The files in {directory} are not those that were registered as {record.name}. "
+            "Restore them from a backup."
+        )
+    return pool
 
 
 class AnyVoters(Voters):

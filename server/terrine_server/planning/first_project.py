@@ -14,7 +14,7 @@ from teachers that mostly agree.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ from terrine_server.privacy.parameters import (
     ParameterError,
     check_epsilon,
 )
-from terrine_server.privacy.quoting import Cap, cap, cap_order, quote, split_delta
+from terrine_server.privacy.quoting import SAMPLER_SHARE, Cap, cap, cap_order, quote, split_delta
 
 SIGMAS = tuple(
     sigma
@@ -250,6 +250,61 @@ def max_detection_rate(epsilon: float, delta: float, accused: float = 0.01) -> f
     """
     upper = math.exp(epsilon) * accused + delta
     return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
+
+
+MARGIN_SHARE = 0.05
+"""Of the budget, for the margins: on Adult, 2 to 10 % made students as good."""
+MARGIN_EPSILONS = tuple(
+    float(f"{digits}e{exponent}") for exponent in range(-6, 2) for digits in range(100, 1000)
+)
+"""With three digits, which are easy to type."""
+
+
+@dataclass(frozen=True)
+class MarginRelease:
+    """How a budget of ε is divided between margins and votes. Together they keep to it."""
+
+    epsilon: float
+    """Of the margins."""
+    sigma: float
+    queries: int
+    votes_epsilon: float
+
+
+def plan_release(
+    *,
+    questions: int,
+    cells: int,
+    units: int,
+    epsilon: float,
+    delta: float,
+    share: float = MARGIN_SHARE,
+) -> MarginRelease:
+    """Divide a budget of (ε, δ) between a release of margins and a project of noisy votes.
+
+    In Gaussian DP the two add up: μ² of both is at most that of ε, at what δ leaves after the δ
+    that drawing noise adds, for each. `cells`: of the question that has most. Raises
+    `ParameterError` if that pays for no margins.
+    """
+    mechanism = NoisyVotes(units, cells, MAX_SIGMA)
+
+    def cost(epsilon: float, delta: float) -> int:
+        try:
+            return quote(mechanism, epsilon, delta).budget
+        except ParameterError:
+            return 0  # not for a single query: too little, and not too much
+
+    def largest(budget: float) -> float:
+        place = bisect_right(MARGIN_EPSILONS, budget, key=lambda each: cost(each, delta))
+        if place == 0:
+            raise ParameterError(f"ε = {epsilon:g} pays for no margins.")
+        return MARGIN_EPSILONS[place - 1]
+
+    whole = cost(epsilon, delta * float(1 - 2 * SAMPLER_SHARE))
+    of_margins = largest(share * whole)
+    of_votes = largest(whole - cost(of_margins, delta))
+    sigma = sigma_for_rows(questions, units, cells, of_margins, delta)
+    return MarginRelease(of_margins, sigma, questions, of_votes)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine
@@ -46,7 +47,14 @@ from terrine_addons.dossier import assessment, folder, signing, words
 from terrine_addons.dossier import facts as code
 from terrine_addons.dossier import facts as registry
 from terrine_addons.dossier.assessment import unchecked
-from terrine_addons.dossier.facts import Facts, TrainingFacts, _trained, gather, read_audit
+from terrine_addons.dossier.facts import (
+    Facts,
+    TrainingFacts,
+    _trained,
+    gather,
+    read_audit,
+    what_leaves,
+)
 from terrine_addons.dossier.words import QUESTIONS, UNWRITTEN, DossierError
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, NoteError, SignerKey
 from terrine_server.errors import NotFound
@@ -522,6 +530,17 @@ def test_a_dossier_says_what_leaves_and_who_votes(
     for each in not_so:
         assert each not in told
         assert each not in entry
+
+
+def test_of_margins_a_dossier_says_that_histograms_leave() -> None:
+    info: Any = SimpleNamespace(
+        mechanism=SimpleNamespace(name="noisy_votes"),
+        ensemble=SimpleNamespace(kind="margins", teachers=500),
+    )
+    said = what_leaves(info, cast("Any", None))
+    assert said.startswith("Histograms leave")
+    assert "500" in said
+    assert "teachers" not in said
 
 
 FIELDS = {
