@@ -1,7 +1,9 @@
-"""A student's report: what it holds, as lines of text, and as a chart."""
+"""A student's report: what it holds, as lines of text, as a chart, and as a model card."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from terrine_client._privacy import PrivacyStatement
     from terrine_models.students.answers import EstimatedMetrics
+    from terrine_models.students.models import StudentModel
     from terrine_models.students.selection import Choice
+    from terrine_protocol import ProjectInfo
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,199 @@ def format_metrics(found: EstimatedMetrics, choice: Choice) -> str:
         for name, each in shown.items()
         if each
     )
+
+
+def find_interval(share: float, inputs: int) -> tuple[float, float]:
+    """Return the interval (Wilson's, at 95 %) of a share of so many inputs."""
+    from scipy.stats import binomtest
+
+    between = binomtest(round(share * inputs), inputs).proportion_ci(method="wilson")
+    return float(between.low), float(between.high)
+
+
+def write_card(
+    report: Report, project: ProjectInfo, statement: PrivacyStatement, model: StudentModel
+) -> str:
+    """Return a model card, as Hugging Face reads them: metadata in YAML, and text for people.
+
+    The owner adds a license, and edits what it says but for how people are protected.
+    """
+    kind = "tabular" if len(model.input.shape) == 1 else "image"
+    task = f"{kind}-classification"
+    title = project.title or project.name
+    lines = [
+        "---",
+        "# license: yours to choose, such as cc-by-4.0",
+        "library_name: terrine",
+        f"pipeline_tag: {task}",
+        "tags:",
+        *(f"- {tag}" for tag in ("terrine", "differential-privacy", "pate", task)),
+        *_list_metrics(report, title, task),
+        "---",
+        "",
+        f"# {_escape(title)}",
+        "",
+        f"A classifier of {len(model.classes)} classes for "
+        f"{'rows of a table' if kind == 'tabular' else 'pictures'}, a "
+        f"{report.choice.chosen} student of the project `{project.name}`. It was trained by "
+        f"Terrine {statement.versions['terrine']} on {report.public_inputs:,} public inputs and on "
+        "differentially private answers to them.",
+        "",
+        "## What it is for",
+        "",
+        f"The project states its purpose: {_escape(project.purpose)}"
+        if project.purpose
+        else "The project states no purpose; who publishes this model should.",
+        "",
+        *_describe_inputs(model),
+        "",
+        "## Whose data it is about",
+        "",
+        *_describe_data(project),
+        "",
+        "## How right it is",
+        "",
+        *_describe_accuracy(report),
+        "",
+        "## How people are protected",
+        "",
+        "The model learned from public inputs, and from noisy answers to them that were paid for "
+        "from a privacy budget. It never saw a private record. Whatever is done with it tells no "
+        "more of what one of the people contributed than the guarantee allows.",
+        "",
+        statement.table(),
+        "",
+        "[`privacy.json`](privacy.json) has all of it for programs. `terrine student verify DIR`, "
+        "with a token of the project, compares it with the service and its transparency log.",
+        "",
+        "## Limits",
+        "",
+        *_describe_limits(report),
+        "",
+        "## To use it",
+        "",
+        "```python",
+        "from pathlib import Path",
+        "",
+        "from terrine_models.students.models import Student",
+        "",
+        'student = Student.load(Path("."))  # this directory',
+        "student.predict_frame(frame).names  # of a data frame's rows"
+        if model.encoding
+        else "student.predictions(x).names  # of inputs "
+        f"[B, {', '.join(map(str, model.input.shape))}]",
+        "```",
+        "",
+        "It needs `pip install '.[student]'` in a checkout of Terrine, and no PyTorch. `terrine "
+        "student export . --onnx FILE` writes it for runtimes without Terrine.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    """Return text of others so that it is text in Markdown too, and in a table."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_{}\[\]<>#|~!$&])", r"\\\1", flat)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.2%}"
+
+
+def _list_metrics(report: Report, title: str, task: str) -> list[str]:
+    if report.accuracy is None:
+        return []
+    low, high = find_interval(report.accuracy, report.held_out)
+    named = {"accuracy": (report.accuracy, f"accuracy, 95 % interval {low:.4f} to {high:.4f}")}
+    recalls = [each.recall for each in report.by_class if each.recall is not None]
+    if recalls:
+        mean = sum(recalls) / len(recalls)
+        named["balanced_accuracy"] = (mean, "mean recall of the classes")
+    lines = [
+        "model-index:",
+        f"- name: {json.dumps(title)}",
+        "  results:",
+        "  - task:",
+        f"      type: {task}",
+        "    dataset:",
+        f'      name: "{report.held_out:,} held-out inputs of the student"',
+        "      type: held-out",
+        "    metrics:",
+    ]
+    for kind, (value, name) in named.items():
+        lines += [f"    - type: {kind}", f"      value: {value:.6f}", f'      name: "{name}"']
+    return lines
+
+
+def _describe_inputs(model: StudentModel) -> list[str]:
+    lines = []
+    if model.encoding is not None:
+        columns = ", ".join(f"`{name}`" for name in map(_escape, model.encoding.features))
+        lines = [f"It takes rows with the columns {columns}.", ""]
+    elif model.image is not None:
+        shape = " × ".join(map(str, model.image.shape))
+        lines = [f"It takes pictures, which it makes {shape}.", ""]
+    else:
+        shape = ", ".join(map(str, model.input.shape))
+        low, high = model.input.low, model.input.high
+        lines = [f"It takes numbers [B, {shape}] from {low:g} to {high:g}.", ""]
+    classes = ", ".join(map(_escape, model.classes))
+    return [*lines, f"It says one of: {classes}."]
+
+
+def _describe_data(project: ProjectInfo) -> list[str]:
+    ensemble = project.ensemble
+    whose = "" if ensemble.population is None else f" of the population `{ensemble.population}`"
+    lines = [
+        f"Its labels come from {ensemble.teachers:,} teachers or voters on private records, the "
+        f"ensemble `{ensemble.name}`{whose}. Who operates the service is the curator of these "
+        "records, and knows what they are; neither the project nor this model holds any of them."
+    ]
+    if ensemble.disjoint_by is not None:
+        declared = _escape(ensemble.disjoint_by)
+        lines += ["", f"That nobody is in two teachers is declared, not checked: {declared}"]
+    return lines
+
+
+def _describe_accuracy(report: Report) -> list[str]:
+    if report.accuracy is None:
+        lines = ["Its accuracy is not known: no labelled inputs were held out (`--held-out`)."]
+        if report.choice.figures is not None:
+            agreement = format_metrics(report.choice.figures, report.choice)
+            lines += ["", f"By answers that it did not see: {agreement}."]
+        return lines
+    low, high = find_interval(report.accuracy, report.held_out)
+    lines = [
+        f"Right on **{report.accuracy:.2%}** of {report.held_out:,} held-out inputs ({low:.2%} to "
+        f"{high:.2%} at 95 %). Always to say their largest class is right on "
+        f"{_percent(report.majority)}.",
+        "",
+        "| class | held out | recall | precision |",
+        "|---|--:|--:|--:|",
+    ]
+    for each in report.by_class:
+        figures = f"{each.inputs:,} | {_percent(each.recall)} | {_percent(each.precision)}"
+        lines.append(f"| {_escape(each.name)} | {figures} |")
+    return lines
+
+
+def _describe_limits(report: Report) -> list[str]:
+    limits = [
+        "It learned from noisy answers: where the private records disagree or are few, it guesses.",
+        "It is as good as the public inputs are like those that it is used on.",
+        "What is true of the people as a group, it may tell: differential privacy hides what one "
+        "of them contributes, not what all have in common.",
+        *report.notes,
+    ]
+    if report.choice.threshold is not None:
+        limits.append(
+            f"It says {report.classes[1]} from a probability of {report.choice.threshold:.3f} on."
+        )
+    if any(each.inputs == 0 for each in report.by_class):
+        names = ", ".join(each.name for each in report.by_class if each.inputs == 0)
+        limits.append(f"None of the held-out inputs is of: {names}.")
+    return [f"- {_escape(limit)}" for limit in limits]
 
 
 # Okabe and Ito's colours, which people with red-green colour blindness can tell apart.

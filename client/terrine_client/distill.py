@@ -22,6 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_client._answer_file import AnswerFile
+from terrine_client._privacy import (
+    CARD_FILE,
+    RECEIPTS_FILE,
+    PapersError,
+    PapersReport,
+    PrivacyStatement,
+    keep_earlier_receipts,
+    verify_papers,
+    write_privacy,
+)
 from terrine_client._report import (
     ClassMetrics,
     Report,
@@ -30,10 +40,12 @@ from terrine_client._report import (
     draw,
     format_choice,
     format_round,
+    write_card,
 )
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.files import write_atomically
 from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
@@ -45,7 +57,18 @@ if TYPE_CHECKING:
     from terrine_protocol.tables import TableSchema
 
 
-__all__ = ["DistillError", "Distilled", "Examples", "Report", "Round", "distill"]
+__all__ = [
+    "DistillError",
+    "Distilled",
+    "Examples",
+    "PapersError",
+    "PapersReport",
+    "PrivacyStatement",
+    "Report",
+    "Round",
+    "distill",
+    "verify_papers",
+]
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -56,6 +79,7 @@ QUERIES_PER_SAVE = 128
 CANDIDATES_PER_QUERY = 4
 """Of this many times as many inputs, in representative order, those are asked that a student is
 least sure of. Of all inputs, they would be near copies of each other."""
+REPORT_FILE = "report.json"
 MAX_CLASS_SHARE = 0.9
 """With a larger share of the labels in one class there is a warning."""
 
@@ -119,7 +143,7 @@ def distill(
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
-    from terrine_models.students.models import Training
+    from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Training
     from terrine_models.students.selection import asking_order, choose
 
     training = training or Training()
@@ -132,6 +156,7 @@ def distill(
     if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     answer_file = AnswerFile.open(out, project, public)
+    keep_earlier_receipts(client.receipts, out)
     distillation = Distillation(client, project, held_out, task, training, answer_file)
     if fetched := distillation.fetch_paid():
         tell(f"The budget is spent. {fetched:,} inputs were answered before: fetched, free.")
@@ -174,7 +199,11 @@ def distill(
     warnings = (distillation.warn_if_one_sided(), distillation.warn_if_below_majority(made.student))
     notes = [note for note in warnings if note is not None]
     report = distillation.make_report(history, refused, ended, notes, made)
-    (out / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+    (out / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
+    files = (MODEL_FILE, WEIGHTS_FILE, REPORT_FILE)
+    statement = write_privacy(client, project, out, files)
+    card = write_card(report, project, statement, student.model)
+    write_atomically(out / CARD_FILE, card.encode())
     if not draw(report, out / "accuracy.png"):
         tell(
             "There is no accuracy.png: matplotlib is not installed. In a checkout: pip install "
@@ -272,6 +301,12 @@ class Distillation:
 
     def ask(self, rows: Ints, probabilities: Array | None) -> bool:
         """Send queries and save the answers. Return True once the budget is spent."""
+        try:
+            return self._ask(rows, probabilities)
+        finally:
+            self.client.receipts.save(self.answer_file.path.with_name(RECEIPTS_FILE))
+
+    def _ask(self, rows: Ints, probabilities: Array | None) -> bool:
         for at in range(0, len(rows), QUERIES_PER_SAVE):
             chunk = rows[at : at + QUERIES_PER_SAVE]
             sent = None if probabilities is None else probabilities[at : at + QUERIES_PER_SAVE]

@@ -3,6 +3,7 @@
     ClientError                       base of all; `partial` holds the answers so far
     ├── ConfigurationError            the URL, token or key cannot be used (also a ValueError)
     ├── DistillError                  the data do not fit the project (in `distill`)
+    ├── PapersError                   a student's privacy.json cannot be read (in `distill`)
     ├── ConnectionFailed              no reply, after every retry
     │   └── TimedOut
     └── ReplyError                    a reply that is not the expected one; `status`

@@ -145,6 +145,13 @@ class EnsembleInfo(EnsembleFacts):
     """An ensemble as students see it."""
 
     name: Name
+    population: Annotated[
+        Name | None,
+        Field(
+            exclude_if=absent,
+            description="The people whom its records are about, by the owner's name.",
+        ),
+    ] = None
     protects: Annotated[str, Field(description=PROTECTS)]
     units: Annotated[int, Field(ge=1, description="How many of them there are.")]
     manifest_sha256: str

@@ -122,6 +122,7 @@ def ensemble(record: ledger.EnsembleRecord, available: bool) -> EnsembleInfo:
         {
             **vars(record),
             **dict(record.facts),
+            "population": record.population.name,
             "protects": record.protects,
             "available": available,
         }

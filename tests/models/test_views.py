@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
@@ -71,7 +70,7 @@ def task_of(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Task:
 def right_on_map(x: NDArray[np.uint8], y: NDArray[np.int64], *, labelled: bool) -> float:
     pool = PublicData.declare("pool", x[:POOL], labels=y[:POOL] if labelled else None)
     known = public_features(spec_of(x), pool, 60)
-    found = torch.cat([known(block) for block in torch.split(torch.from_numpy(x), 128)]).numpy()
+    found = np.concatenate([known(x[at : at + 128]) for at in range(0, len(x), 128)])
     found /= found.std()
     model = LogisticRegression(max_iter=500).fit(found[:POOL], y[:POOL])
     return float(model.score(found[POOL:], y[POOL:]))
@@ -118,10 +117,8 @@ def test_grey_pictures_stored_in_colour_have_the_features_of_grey_ones(side: int
     maps = [
         public_features(spec_of(each), PublicData.declare("p", each), 30) for each in (x, stored)
     ]
-    one, other = (
-        known(torch.from_numpy(each)) for known, each in zip(maps, (x, stored), strict=True)
-    )
-    torch.testing.assert_close(one.abs(), other.abs(), atol=1e-3, rtol=1e-3)
+    one, other = (abs(known(each)) for known, each in zip(maps, (x, stored), strict=True))
+    np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-3)
 
 
 def test_too_few_public_pictures_or_answers_decide_nothing() -> None:
@@ -133,9 +130,9 @@ def test_too_few_public_pictures_or_answers_decide_nothing() -> None:
 
 
 def test_held_out_regressions_are_those_of_a_loop() -> None:
-    random = torch.Generator().manual_seed(0)
-    points = torch.randn((40, 5), generator=random, dtype=torch.float64)
-    shares = points[:, :2] + torch.randn((40, 2), generator=random, dtype=torch.float64)
+    random = np.random.default_rng(0)
+    points = random.normal(size=(40, 5))
+    shares = points[:, :2] + random.normal(size=(40, 2))
     found = held_out(points, shares)
     centred = points - points.mean(0)
     squares = (centred**2).sum()
@@ -143,21 +140,20 @@ def test_held_out_regressions_are_those_of_a_loop() -> None:
     for penalty in [10.0**power for power in range(-5, 2)]:
         said = []
         for row in range(len(points)):
-            kept = torch.arange(len(points)) != row
+            kept = np.arange(len(points)) != row
             x, y = centred[kept], shares[kept]
-            z = torch.cat([torch.ones(len(x), 1), x], 1)
-            ridge = torch.diag(torch.tensor([0.0] + [float(penalty * squares)] * 5)).double()
-            weights = torch.linalg.solve(z.T @ z + ridge, z.T @ y)
-            said.append(torch.cat([torch.ones(1), centred[row]]).double() @ weights)
-        expected.append(torch.stack(said))
+            z = np.column_stack([np.ones(len(x)), x])
+            ridge = np.diag([0.0] + [float(penalty * squares)] * 5)
+            weights = np.linalg.solve(z.T @ z + ridge, z.T @ y)
+            said.append(np.append(1, centred[row]) @ weights)
+        expected.append(np.stack(said))
     best = min(expected, key=lambda each: float(((each - shares) ** 2).mean()))
-    torch.testing.assert_close(found, best)
+    np.testing.assert_allclose(found, best)
 
 
 def test_a_view_that_is_hardly_better_is_not_taken() -> None:
-    random = torch.Generator().manual_seed(0)
-    shares = torch.eye(2)[torch.randint(2, (500,), generator=random)].double()
-    some = shares[:, :1] + torch.randn((500, 1), generator=random).double()
-    again = shares[:, :1] + torch.randn((500, 1), generator=random).double()
+    random = np.random.default_rng(0)
+    shares = np.eye(2)[random.integers(0, 2, 500)]
+    some, again = (shares[:, :1] + random.normal(size=(500, 1)) for _ in range(2))
     assert best_view({GREY: some, PIXELS: again}, shares) == GREY
-    assert best_view({GREY: some, PIXELS: torch.cat([some, shares], 1)}, shares) == PIXELS
+    assert best_view({GREY: some, PIXELS: np.column_stack([some, shares])}, shares) == PIXELS

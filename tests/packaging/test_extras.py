@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
@@ -19,6 +20,7 @@ from support.ledgers import CONFIDENT, answered, open_ledger, open_project
 from support.processes import run_program
 from support.servers import LOG, policy_text
 from support.wording import holds
+from terrine_models.students.models import Student
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -90,6 +92,7 @@ def export(tmp_path: Path) -> Path:
 def test_an_auditor_installs_no_pytorch_and_no_web_framework() -> None:
     heavy = {"torch", "fastapi", "starlette", "uvicorn", "scikit-learn", "matplotlib"}
     assert not brought("auditor") & heavy
+    assert "torch" not in brought("student")
     assert {"torch", "fastapi"} <= brought("server")
     assert not brought() & {"scipy", "sqlalchemy", "cryptography", *heavy}
 
@@ -156,6 +159,49 @@ encode_columns("pool.csv", project, False)
     )
     done = run(code, ())
     holds(done.stderr.splitlines()[-1], "DataError", "pyarrow", ".[arrow]")
+
+
+def test_a_student_is_trained_and_used_without_pytorch(tmp_path: Path) -> None:
+    """And says what it says where PyTorch is."""
+    code = (
+        HIDE
+        + """
+import sys
+from pathlib import Path
+import numpy as np
+from terrine_models.data.arrays import InputSpec
+from terrine_models.students.answers import Answers
+from terrine_models.students.models import METHODS, Student, Task, Training
+from terrine_models.students.selection import asking_order
+out = Path(sys.argv[1])
+assert not {"torch", "sklearn"} & sys.modules.keys()
+random = np.random.default_rng(0)
+labels = np.arange(240) % 2
+for shape in ((4,), (20, 20), (21, 20, 3)):
+    x = random.integers(0, 99, (240, *shape), dtype=np.uint8)
+    x[labels == 1, : shape[0] // 2] += 99
+    spec = InputSpec(shape=shape, dtype="uint8", low=0, high=255)
+    task = Task(x, spec, ("a", "b"))
+    asking_order(x, spec, 0)
+    for name, method in METHODS.items():
+        if method.can_learn(task):
+            student = method(Training()).fit(task, Answers.of_labels(labels, 2))
+            student.save(out / f"{name}-{len(shape)}")
+            np.savez(out / f"{name}-{len(shape)}" / "said.npz", x=x, y=student.probabilities(x))
+print(len(list(out.iterdir())), "torch" in sys.modules)
+"""
+    )
+    done = run(code, ("student",), tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "7 False\n"), done.stderr
+    for directory in tmp_path.iterdir():
+        with np.load(directory / "said.npz") as said:
+            here = Student.load(directory).probabilities(said["x"])
+            np.testing.assert_allclose(here, said["y"], atol=1e-5)
+            np.save(directory / "x.npy", said["x"][:5])
+        predict = ("student", "predict", directory / "x.npy", "--student", directory)
+        told = run(COMMAND, ("student",), *predict)
+        assert (told.returncode, told.stderr) == (0, ""), told.stderr
+        assert len(told.stdout.splitlines()) == 6
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,8 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     holds(output, "Enough")
     holds(output, "budget")
     assert {path.name for path in (tmp_path / "student").iterdir()} == {
-        "accuracy.png", "answers.npz", "model.json", "model.safetensors", "report.json",
+        "README.md", "accuracy.png", "answers.npz", "model.json", "model.safetensors",
+        "privacy.json", "receipts.json", "report.json",
     }  # fmt: skip
 
     (tmp_path / "token").write_text(token + "\n")

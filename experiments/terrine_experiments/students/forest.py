@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import prepare
@@ -18,6 +18,7 @@ from terrine_models.students.models import (
     StudentMethod,
     StudentModel,
     Task,
+    Tensors,
     describe_student,
 )
 from terrine_models.teachers.trees import Trees, fit_forest, require_scikit_learn
@@ -25,23 +26,22 @@ from terrine_models.teachers.trees import Trees, fit_forest, require_scikit_lear
 TREES = 100
 
 
-class ForestModel(nn.Module):
+class ForestModel:
     """A forest, as one of many (`trees.py`). Its scores are the logarithms of its probabilities."""
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], inputs: InputSpec, classes: int, where: str
-    ) -> None:
+    def __init__(self, tensors: Tensors, inputs: InputSpec, classes: int, where: str) -> None:
         """Raises StoreError, which begins with `where`, unless `tensors` are one forest's."""
-        super().__init__()
-        self.forest = Trees(tensors, inputs.shape[0], classes, where)
+        self.tensors = tensors
+        known = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
+        self.forest = Trees(known, inputs.shape[0], classes, where)
         if self.forest.forests != 1:
             raise StoreError(f"{where} holds {self.forest.forests} forests, expected one.")
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[Any]:
         """Scores [B, m] of prepared rows [B, d]."""
-        return torch.from_numpy(self.forest.probabilities(x.numpy())[0]).log()
+        with np.errstate(divide="ignore"):
+            found: NDArray[Any] = np.log(self.forest.probabilities(x)[0])
+        return found
 
 
 class Forest(StudentMethod):
@@ -60,16 +60,16 @@ class Forest(StudentMethod):
         labels = Regression.of(task, answers).labels() if answers.noise else answers.labels
         classes = task.classes
         rows = labels >= 0
-        x = torch.from_numpy(np.asarray(task.x[rows], dtype=np.float32))
-        prepared = prepare(x, task.spec).numpy()
+        prepared = prepare(np.asarray(task.x[rows]), task.spec)
         draws = np.random.SeedSequence(task.seed)
-        tensors = fit_forest(prepared, labels[rows], len(classes), TREES, draws)
+        fitted = fit_forest(prepared, labels[rows], len(classes), TREES, draws)
+        tensors = {name: tensor.numpy() for name, tensor in fitted.items()}
         how: dict[str, int | float | str] = {"method": "forest", "trees": TREES, "seed": task.seed}
         model = describe_student(task.spec, classes, how, task.encoding, architecture="forest")
         return Student(ForestModel(tensors, task.spec, len(classes), "the forest"), model)
 
 
-def load(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> ForestModel:
+def load(model: StudentModel, tensors: Tensors, where: str) -> ForestModel:
     """Return a saved forest. Raises StoreError if it is none."""
     if len(model.input.shape) != 1:
         raise StoreError(f"{where} holds a forest, which is for the rows of a table.")

@@ -1,19 +1,19 @@
 """A thread pool over all processors, in which every task computes with one thread.
 
 A teacher or a block of inputs is too small to be split among several threads: they would spend
-their time waiting for each other, above all on a busy machine. So each gets one thread, and torch
-runs single-threaded inside it.
+their time waiting for each other, above all on a busy machine. So each gets one thread, and torch,
+where it is used, runs single-threaded inside it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple, TypeVar
-
-import torch
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -32,6 +32,8 @@ class _Workers(NamedTuple):
 def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
     """Run `work` on every item, as many at a time as torch uses threads; results in order.
 
+    Without torch, as many as there are processors.
+
     Within such work, one after the other: all threads may be waiting for it.
     """
     if getattr(_here, "works", False):
@@ -44,16 +46,19 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
         finally:
             _here.works = False
 
+    torch = sys.modules.get("torch")  # a student has none, and need not wait for its import
     with _starting:
-        pool, turns = _workers()
+        pool, turns = _workers(torch)
     waiting = list(items)
     if len(waiting) == 1 and turns.acquire(blocking=False):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        threads = torch.get_num_threads() if torch else 0
+        if torch:
+            torch.set_num_threads(1)
         try:  # waking another thread and being woken takes longer than a small task
             return [marked(waiting[0])]
         finally:
-            torch.set_num_threads(threads)
+            if torch:
+                torch.set_num_threads(threads)
             turns.release()
 
     def in_turn(item: Item) -> T:
@@ -64,7 +69,10 @@ def side_by_side(work: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
 
 
 @cache
-def _workers() -> _Workers:
+def _workers(torch: Any) -> _Workers:
+    if torch is None:
+        size = os.cpu_count() or 1
+        return _Workers(ThreadPoolExecutor(size, "terrine-worker"), threading.Semaphore(size))
     size = torch.get_num_threads()
     all_here = threading.Barrier(size + 1)
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
+from numpy.typing import NDArray
+from scipy.linalg import cholesky, solve_triangular
 from scipy.sparse import csr_matrix, diags
 from scipy.sparse.linalg import eigsh
 
+from terrine_models.features.arrays import (
+    Array,
+    count_below,
+    largest,
+    namespace,
+    to_float,
+    to_int,
+    unit_length,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 DISCRIMINANT_COMPONENTS = 300
 """Principal components among which directions are sought."""
 DISTORTED_COPIES = 2
@@ -33,9 +49,7 @@ UNSEEN_CLASS_SCORE = -1e6
 """The score of a class that a head has not seen."""
 
 
-def discriminant(
-    points: torch.Tensor, copies: Sequence[torch.Tensor], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def discriminant(points: Floats, copies: Sequence[Floats], width: int) -> tuple[Floats, Floats]:
     """Return directions [D, C] and variances between classes [C], the largest first.
 
     How images of one class differ can be seen in public ones without labels: in an image and its
@@ -48,33 +62,31 @@ def discriminant(
     Directions are found among `points` [N, D], which are centred, and distorted `copies` of these.
     Within a class the variance is 1 in each direction.
     """
-    size, unit = len(points), torch.eye(points.shape[1], dtype=torch.float64)
+    size, unit = len(points), np.eye(points.shape[1])
     total = _scatter(points) / size
     distorted = sum(_scatter(points - copy) for copy in copies) / (2 * size * len(copies))
     floor = COVARIANCE_FLOOR * total.diagonal().mean() * unit
     found = points
     for _ in range(DISCRIMINANT_ROUNDS):
-        nearest = _nearest(F.normalize(found, dim=1))
+        nearest = _nearest(unit_length(found, 1))
         apart = sum(_scatter(points - points[each]) for each in nearest.T)
         within = (
             NEIGHBOUR_COVARIANCE_SHARE * apart / (2 * size * CLASS_NEIGHBOURS)
             + (1 - NEIGHBOUR_COVARIANCE_SHARE) * distorted
         )
-        root = torch.linalg.cholesky(within + floor)
-        half = torch.linalg.solve_triangular(root, total, upper=False)
-        values, vectors = torch.linalg.eigh(
-            torch.linalg.solve_triangular(root, half.T, upper=False)
-        )
-        values, vectors = values.flip(0)[:width], vectors.flip(1)[:, :width]
-        directions = torch.linalg.solve_triangular(root.T, vectors, upper=True).float()
-        between = (values - 1).clamp(min=MIN_EIGENVALUE).float()
+        root = cholesky(within + floor, lower=True)
+        half = solve_triangular(root, total, lower=True)
+        values, vectors = np.linalg.eigh(solve_triangular(root, half.T, lower=True))
+        values, vectors = values[::-1][:width], vectors[:, ::-1][:, :width]
+        directions = solve_triangular(root.T, vectors, lower=False).astype(np.float32)
+        between = np.maximum(values - 1, MIN_EIGENVALUE).astype(np.float32)
         found = points @ directions * confidence_weights(between)
-    return directions.contiguous(), between.contiguous()
+    return np.ascontiguousarray(directions), between
 
 
-def confidence_weights(between: torch.Tensor) -> torch.Tensor:
+def confidence_weights(between: Array) -> Array:
     """How far two images tell of each other's classes, in each direction [C]: for distances."""
-    return (between / (between + 1)).sqrt()
+    return (between / (between + 1)) ** 0.5
 
 
 def mean_head(
@@ -87,7 +99,7 @@ def mean_head(
     A class scores the logarithm of the density at an input, given the records of the class; what
     all classes share is left out. Classes of which there is no record are never chosen.
     """
-    shown = F.one_hot(labels, classes).to(features.dtype)
+    shown = (labels[:, None] == labels.new_tensor(range(classes))).to(features.dtype)
     counts = shown.sum(0)
     seen = counts > 0
     precision = counts[:, None] / times * between
@@ -96,22 +108,21 @@ def mean_head(
     variances = 1 + between / (usual + 1)
     weights = means / variances
     biases = -(means * weights).sum(1) / 2
-    return weights.contiguous(), torch.where(
-        seen, biases, torch.full_like(biases, UNSEEN_CLASS_SCORE)
-    )
+    return weights.contiguous(), biases.masked_fill(~seen, UNSEEN_CLASS_SCORE)
 
 
-def _scatter(rows: torch.Tensor) -> torch.Tensor:
-    return (rows.T @ rows).double()
+def _scatter(rows: Floats) -> NDArray[np.float64]:
+    return (rows.T @ rows).astype(np.float64)
 
 
-def _nearest(unit: torch.Tensor) -> torch.Tensor:
+def _nearest(unit: Floats) -> Ints:
     """Numbers [N, CLASS_NEIGHBOURS] of the points nearest to each point [N, C] of unit length."""
-    found = [
-        (block @ unit.T).topk(CLASS_NEIGHBOURS + 1, 1).indices
-        for block in torch.split(unit, BLOCK_ROWS)
-    ]
-    return torch.cat(found)[:, 1:]
+    found = [largest(block @ unit.T, CLASS_NEIGHBOURS + 1)[1] for block in _blocks(unit)]
+    return np.concatenate(found)[:, 1:]
+
+
+def _blocks(rows: Floats) -> list[Floats]:
+    return [rows[at : at + BLOCK_ROWS] for at in range(0, len(rows), BLOCK_ROWS)]
 
 
 KERNEL_SHARPNESS = 0.25
@@ -120,8 +131,8 @@ distance. Chosen on MNIST's training images: 98.9 % at 0.25, 98.8 % at 0.5, 98.6
 
 
 def choose_landmarks(
-    points: torch.Tensor, count: int, seed: int = 0
-) -> tuple[dict[str, torch.Tensor], float]:
+    points: Floats, count: int, seed: int = 0
+) -> tuple[dict[str, NDArray[Any]], float]:
     """Choose at most `count` of `points` [N, D] at random; return the tensors of the map, and γ.
 
     Ridge regression on this map is kernel ridge regression with all functions that the landmarks
@@ -130,39 +141,35 @@ def choose_landmarks(
     The tensors: `landmarks` [L, D], and `whitening` [L, L], which turns similarities to landmarks
     into coordinates whose dot products approximate the kernel.
     """
-    random = torch.Generator().manual_seed(seed)
-    landmarks = points[torch.randperm(len(points), generator=random)[:count]].clone()
-    variance = float(points.var(0).sum()) or 1.0  # of equal points: any γ
+    random = np.random.Generator(np.random.Philox(seed))
+    landmarks = points[random.permutation(len(points))[:count]]
+    variance = float(points.var(axis=0, ddof=1).sum()) or 1.0  # of equal points: any γ
     gamma = KERNEL_SHARPNESS / variance
-    values, vectors = torch.linalg.eigh(_similarity(landmarks, landmarks, gamma).double())
-    whitening = vectors / values.clamp(min=MIN_EIGENVALUE * float(values.max())).sqrt()
-    return {"landmarks": landmarks, "whitening": whitening.float().contiguous()}, gamma
+    values, vectors = np.linalg.eigh(similarity(landmarks, landmarks, gamma).astype(np.float64))
+    whitening = vectors / np.sqrt(np.maximum(values, MIN_EIGENVALUE * float(values.max())))
+    return {"landmarks": landmarks, "whitening": whitening.astype(np.float32)}, gamma
 
 
-def nystrom(
-    points: torch.Tensor, landmarks: torch.Tensor, whitening: torch.Tensor, gamma: float
-) -> torch.Tensor:
+def nystrom(points: Floats, landmarks: Floats, whitening: Floats, gamma: float) -> Floats:
     """Features [B, L] of points [B, D]."""
-    return _similarity(points, landmarks, gamma) @ whitening
+    return similarity(points, landmarks, gamma) @ whitening
 
 
-def _similarity(points: torch.Tensor, landmarks: torch.Tensor, gamma: float) -> torch.Tensor:
-    squared = (
-        (points * points).sum(1, keepdim=True)
-        + (landmarks * landmarks).sum(1)
-        - 2 * points @ landmarks.T
-    )
-    return torch.exp(-gamma * squared.clamp(min=0))
+def similarity(points: NDArray[Any], landmarks: NDArray[Any], gamma: float) -> NDArray[Any]:
+    """exp(-γ d²) between points [B, D] and landmarks [L, D], in their precision."""
+    squared = (points * points).sum(axis=1, keepdims=True) + (landmarks * landmarks).sum(axis=1)
+    squared -= 2 * points @ landmarks.T
+    found: NDArray[Any] = np.exp(-gamma * np.maximum(squared, 0))
+    return found
 
 
 GRAPH_NEIGHBOURS = 10
+MIN_SCALE = 1e-6
 GRAPH_STIFFNESS = 0.01
 """Added to each eigenvalue, so that the smoothest functions do not dominate all others."""
 
 
-def embed(
-    points: torch.Tensor, width: int, power: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def embed(points: Floats, width: int, power: float = 1.0) -> tuple[Floats, Floats]:
     """Coordinates [N, width] of `points` [N, D] of unit length, and their scales [N].
 
     The smoothest functions on the nearest-neighbour graph (Belkin and Niyogi, "Laplacian
@@ -177,7 +184,8 @@ def embed(
     weights, index, scales = neighbourhood(points)
     weights, index = weights[:, 1:], index[:, 1:]
     rows = np.repeat(np.arange(size), GRAPH_NEIGHBOURS)
-    one_way = csr_matrix((weights.double().flatten(), (rows, index.flatten())), (size, size))
+    each = weights.astype(np.float64).ravel()
+    one_way = csr_matrix((each, (rows, index.ravel())), (size, size))
     similarity = one_way.maximum(one_way.T)
     root = np.sqrt(np.asarray(similarity.sum(1)).ravel())
     smooth = diags(1 / root) @ similarity @ diags(1 / root)
@@ -185,32 +193,26 @@ def embed(
     coordinates = vectors / root[:, None] / (1 - values + GRAPH_STIFFNESS) ** power
     coordinates -= coordinates.mean(0)
     coordinates /= np.sqrt((coordinates**2).sum(1).mean())
-    return torch.from_numpy(coordinates).float(), scales
+    return coordinates.astype(np.float32), scales
 
 
-def neighbourhood(
-    points: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def neighbourhood(points: Floats) -> tuple[Floats, Ints, Floats]:
     """Similarities [N, 1 + GRAPH_NEIGHBOURS] of `points` [N, D] of unit length to themselves and to
     the nearest others, the numbers of these, and their scales [N] (`embed`)."""
-    nearest = [
-        _nearest_points(block, points, GRAPH_NEIGHBOURS + 1)
-        for block in torch.split(points, BLOCK_ROWS)
-    ]
-    squared = torch.cat([found[0] for found in nearest])
-    index = torch.cat([found[1] for found in nearest])
-    scales = squared[:, -1].sqrt().clamp(min=1e-6)
-    return torch.exp(-squared / (scales.unsqueeze(1) * scales[index])), index, scales
+    nearest = [_nearest_points(each, points, GRAPH_NEIGHBOURS + 1) for each in _blocks(points)]
+    squared, index = (np.concatenate(each) for each in zip(*nearest, strict=True))
+    scales = np.maximum(np.sqrt(squared[:, -1]), MIN_SCALE)
+    return np.exp(-squared / (scales[:, None] * scales[index])), index, scales
 
 
 def extend(
-    x: torch.Tensor,
-    points: torch.Tensor,
-    scales: torch.Tensor,
-    coordinates: torch.Tensor,
+    x: Array,
+    points: Array,
+    scales: Array,
+    coordinates: Array,
     *,
     skip: int = 0,
-) -> torch.Tensor:
+) -> Array:
     """Coordinates [B, width] of new inputs `x` [B, D] of unit length, as a weighted mean of those
     of the nearest public points (Bengio et al., "Out-of-Sample Extensions", NIPS 2003).
 
@@ -219,17 +221,17 @@ def extend(
     squared, index = (
         found[:, skip:] for found in _nearest_points(x, points, GRAPH_NEIGHBOURS + skip)
     )
-    own = squared[:, -1:].sqrt().clamp(min=1e-6)
-    weights = torch.softmax(-squared / (own * scales[index]), 1)
-    return (weights.unsqueeze(2) * coordinates[index]).sum(1)
+    own = (squared[:, -1:] ** 0.5).clip(min=MIN_SCALE)
+    xp, falling = namespace(x), -squared / (own * scales[index])
+    weights = xp.exp(falling - xp.amax(falling, 1, keepdims=True))
+    weights = weights / weights.sum(1, keepdims=True)
+    return (weights[:, :, None] * coordinates[index]).sum(1)
 
 
-def _nearest_points(
-    x: torch.Tensor, points: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _nearest_points(x: Array, points: Array, k: int) -> tuple[Array, Array]:
     """Squared distances [B, k] to the k nearest points, nearest first, and their numbers."""
-    products, index = torch.topk(x @ points.T, k, dim=1)
-    return (2 - 2 * products).clamp(min=0), index
+    products, index = largest(x @ points.T, k)
+    return (2 - 2 * products).clip(min=0), index
 
 
 STEP_QUANTILES = tuple(k / 10 for k in range(1, 10))
@@ -252,24 +254,22 @@ WHITENING_SHRINKAGE = 3.0
 class Bins:
     """What is computed from the columns of a row, before it is scaled."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, Array]
     """`step_columns` and `steps` [s]: 1 where the column reaches the step. `rank_columns` [r] and
     `knots` [r, RANK_KNOTS]: the column's rank among the public rows, from 0 to 1."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """[B, columns] to [B, s + r]."""
-        reached = x[:, self.tensors["step_columns"].long()] >= self.tensors["steps"]
-        ranked = x[:, self.tensors["rank_columns"].long()].T.contiguous()
-        knots = self.tensors["knots"].contiguous()
-        below = torch.searchsorted(knots, ranked)
-        within = torch.searchsorted(knots, ranked, right=True)
-        ranks = (below + within).T / (2 * RANK_KNOTS)
-        return torch.cat([reached.to(x.dtype), ranks.to(x.dtype)], 1)
+        known = self.tensors
+        reached = to_float(x[:, to_int(known["step_columns"])] >= known["steps"])
+        below, within = count_below(known["knots"], x[:, to_int(known["rank_columns"])].T)
+        ranks = to_float((below + within).T) / (2 * RANK_KNOTS)
+        return namespace(x).concatenate([reached, ranks], 1)
 
 
 def fit_bins(
-    x: torch.Tensor, width: int, *, whiten: bool, ranks_alone: bool = False
-) -> dict[str, torch.Tensor] | None:
+    x: Floats, width: int, *, whiten: bool, ranks_alone: bool = False
+) -> dict[str, NDArray[Any]] | None:
     """The map of public rows x [N, columns]: those of `Bins`, `mean` [D] and `basis` [D, d].
 
     Columns of two values become one step; other columns, several and a rank, or with `ranks_alone`
@@ -281,31 +281,31 @@ def fit_bins(
     know what is common.
     """
     steps, ranks = [], []
-    for column in range(x.shape[1]):
-        values = x[:, column]
-        if len(set(values.tolist())) <= 2:
+    for column, values in enumerate(x.T):
+        if len(np.unique(values)) <= 2:
             steps.append((column, float(values.max())))
             continue
         if not ranks_alone:
             steps += [(column, step) for step in _steps(values)]
-        ranks.append((column, _quantiles(values, torch.linspace(0, 1, RANK_KNOTS))))
+        ranks.append((column, _quantiles(values, np.linspace(0, 1, RANK_KNOTS))))
     bins = _bins(steps, ranks)
-    kept = (bins(x).double().var(0, unbiased=False) >= MIN_COLUMN_VARIANCE).tolist()
+    kept = (bins(x).var(axis=0, dtype=np.float64) >= MIN_COLUMN_VARIANCE).tolist()
     if not 0 < sum(kept) <= min(MAX_BINS, len(x) // MIN_ROWS_PER_BIN):
         return None
     bins = _bins(
         [step for step, keep in zip(steps, kept[: len(steps)], strict=True) if keep],
         [rank for rank, keep in zip(ranks, kept[len(steps) :], strict=True) if keep],
     )
-    raw = bins(x).double()
-    mean = raw.mean(0)
-    basis = raw.var(0, unbiased=False).pow(-0.25).diag()
+    raw = bins(x).astype(np.float64)
+    mean = raw.mean(axis=0)
+    basis = np.diag(raw.var(axis=0) ** -0.25)
     if whiten or len(basis) > width:
-        covariance = ((raw - mean) @ basis).T.cov(correction=0).reshape(basis.shape)
-        variances, directions = torch.linalg.eigh(covariance)  # the largest last
-        scale = (variances + WHITENING_SHRINKAGE * variances.mean()).rsqrt() if whiten else 1.0
+        centred = (raw - mean) @ basis
+        variances, directions = np.linalg.eigh(centred.T @ centred / len(raw))  # the largest last
+        scale = (variances + WHITENING_SHRINKAGE * variances.mean()) ** -0.5 if whiten else 1.0
         basis = (basis @ directions * scale)[:, -width:]
-    return bins.tensors | {"mean": mean.float(), "basis": basis.float().contiguous()}
+    fitted = {"mean": mean.astype(np.float32), "basis": basis.astype(np.float32)}
+    return {**bins.tensors, **fitted}
 
 
 def shapes(steps: int, ranks: int, components: int) -> dict[str, tuple[int, ...]]:
@@ -320,29 +320,31 @@ def shapes(steps: int, ranks: int, components: int) -> dict[str, tuple[int, ...]
     }
 
 
-def _steps(values: torch.Tensor) -> list[float]:
+def _steps(values: Floats) -> list[float]:
     least = values.min()
     rest = values[values > least]
     if 2 * len(rest) >= len(values):
-        found = _quantiles(values, torch.tensor(STEP_QUANTILES))
+        found = _quantiles(values, np.array(STEP_QUANTILES))
     else:
-        found = torch.cat([rest.min()[None], _quantiles(rest, torch.tensor(QUANTILES_ABOVE_LEAST))])
+        above = _quantiles(rest, np.array(QUANTILES_ABOVE_LEAST))
+        found = np.concatenate([rest.min()[None], above])
     return sorted(set(found.tolist()))
 
 
-def _quantiles(values: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Quantiles that occur: `torch.quantile` refuses large inputs."""
-    at = (levels * (len(values) - 1)).round().long()
-    return values.sort().values[at]
+def _quantiles(values: Floats, levels: NDArray[np.float64]) -> Floats:
+    """Quantiles that occur among the values."""
+    at = np.rint(levels * (len(values) - 1)).astype(np.int64)
+    found: Floats = np.sort(values)[at]
+    return found
 
 
-def _bins(steps: list[tuple[int, float]], ranks: list[tuple[int, torch.Tensor]]) -> Bins:
+def _bins(steps: list[tuple[int, float]], ranks: list[tuple[int, Floats]]) -> Bins:
     knots = [quantiles for _, quantiles in ranks]
     return Bins(
         {
-            "step_columns": torch.tensor([column for column, _ in steps], dtype=torch.int32),
-            "steps": torch.tensor([step for _, step in steps], dtype=torch.float32),
-            "rank_columns": torch.tensor([column for column, _ in ranks], dtype=torch.int32),
-            "knots": torch.stack(knots) if knots else torch.zeros(0, RANK_KNOTS),
+            "step_columns": np.array([column for column, _ in steps], dtype=np.int32),
+            "steps": np.array([step for _, step in steps], dtype=np.float32),
+            "rank_columns": np.array([column for column, _ in ranks], dtype=np.int32),
+            "knots": np.stack(knots) if knots else np.zeros((0, RANK_KNOTS), np.float32),
         }
     )

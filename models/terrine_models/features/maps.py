@@ -16,14 +16,23 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 
 from terrine_models.addons import added
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_models.data.workers import side_by_side
 from terrine_models.features import linear
+from terrine_models.features.arrays import (
+    Array,
+    like,
+    namespace,
+    put_last,
+    take_last,
+    to_float,
+    to_int,
+    unit_length,
+    zeros,
+)
 from terrine_models.features.linear import (
     DISCRIMINANT_COMPONENTS,
     DISTORTED_COPIES,
@@ -44,6 +53,8 @@ from terrine_models.storage.manifests import (
 from terrine_protocol.files import write_atomically
 from terrine_protocol.tables import PublicSource
 
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 DIRECTIONS = 12
 SMOOTHING = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
 MIN_CELL_LENGTH = 1e-3
@@ -52,7 +63,7 @@ SMALL_SIDE_PIXELS = 20
 ENLARGED_SIDE_PIXELS = 28
 
 
-def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> torch.Tensor:
+def oriented_gradients(images: Array, least: float = MIN_CELL_LENGTH) -> Array:
     """Histograms of gradient direction on two scales, of grey images [B, H, W] in [0, 1].
 
     Images are smoothed a little. Each pixel adds the length of its gradient to the two nearest of
@@ -61,35 +72,75 @@ def oriented_gradients(images: torch.Tensor, least: float = MIN_CELL_LENGTH) -> 
     kernels. Cells below the length `least` stay shorter. After Dalal and Triggs, "Histograms of
     Oriented Gradients for Human Detection", CVPR 2005, but with the sign of the gradient.
     """
-    images = images.unsqueeze(1)
-    if min(images.shape[2:]) < SMALL_SIDE_PIXELS:
-        size = (ENLARGED_SIDE_PIXELS, ENLARGED_SIDE_PIXELS)
-        images = F.interpolate(images, size=size, mode="bilinear", align_corners=False)
-    padded = F.pad(images, (2, 2, 2, 2), mode="replicate").squeeze(1)
+    xp = namespace(images)
+    if min(images.shape[1:]) < SMALL_SIDE_PIXELS:
+        for axis in (1, 2):
+            images = _enlarged(images, axis)
+    padded = images
+    for axis in (1, 2):
+        padded = _with_edges(padded, axis)
     side, middle, _ = SMOOTHING
     padded = side * (padded[:, 2:] + padded[:, :-2]) + middle * padded[:, 1:-1]
     padded = side * (padded[:, :, 2:] + padded[:, :, :-2]) + middle * padded[:, :, 1:-1]
     across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
     down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
-    length = torch.sqrt(across * across + down * down).unsqueeze(3)
-    turn = torch.atan2(down, across).unsqueeze(3) * (DIRECTIONS / (2 * torch.pi)) + DIRECTIONS
-    lower = turn.floor()
+    length = xp.sqrt(across * across + down * down)[..., None]
+    turn = xp.arctan2(down, across)[..., None] * (DIRECTIONS / (2 * math.pi)) + DIRECTIONS
+    lower = xp.floor(turn)
     upper_share = (turn - lower) * length
-    lower_bin = lower.long() % DIRECTIONS
-    votes = images.new_zeros((*across.shape, DIRECTIONS))
-    votes.scatter_(3, lower_bin, length - upper_share)
-    votes.scatter_(3, (lower_bin + 1) % DIRECTIONS, upper_share)
+    lower_bin = to_int(lower) % DIRECTIONS
+    votes = zeros((*across.shape, DIRECTIONS), images)
+    put_last(votes, lower_bin, length - upper_share)
+    put_last(votes, (lower_bin + 1) % DIRECTIONS, upper_share)
     height, width = (side // 2 * 2 for side in across.shape[1:])
     tall = votes[:, 0:height:2] + votes[:, 1:height:2]
     squares = tall[:, :, 0:width:2] + tall[:, :, 1:width:2]
     fine = _overlapping(squares)
     coarse = _overlapping(fine[:, 0::2, 0::2])
-    return torch.cat(
-        [torch.sqrt(F.normalize(cells, dim=3, eps=least)).flatten(1) for cells in (fine, coarse)], 1
+    return xp.concatenate(
+        [
+            xp.sqrt(unit_length(cells, 3, least)).reshape(len(images), -1)
+            for cells in (fine, coarse)
+        ],
+        1,
     )
 
 
-def _overlapping(blocks: torch.Tensor) -> torch.Tensor:
+def _with_edges(images: Array, axis: int) -> Array:
+    """Images [B, H, W] with two more pixels on both sides of an axis, as those at the edge."""
+    first, last = ((slice(None),) * axis + (each,) for each in (slice(0, 1), slice(-1, None)))
+    parts = [images[first]] * 2 + [images] + [images[last]] * 2
+    return namespace(images).concatenate(parts, axis)
+
+
+def _between(images: Array, rows: Floats, columns: Floats) -> Array:
+    """Images [..., H, W] as rows · image · columnsᵀ."""
+    return like(rows, images) @ images @ like(columns, images).T
+
+
+def enlarging(pixels: int) -> tuple[Ints, Ints, Floats]:
+    """How a side of so many becomes ENLARGED_SIDE_PIXELS, by linear interpolation.
+
+    For each the number of the pixel before it, of the one after it, and how far it is from the
+    first to the second. Places where nothing changes stay exactly as even as they are.
+    """
+    at = (np.arange(ENLARGED_SIDE_PIXELS) + 0.5) * (pixels / ENLARGED_SIDE_PIXELS) - 0.5
+    at = at.clip(0, pixels - 1)
+    before = np.floor(at).astype(np.int64)
+    return before, (before + 1).clip(max=pixels - 1), (at - before).astype(np.float32)
+
+
+def _enlarged(images: Array, axis: int) -> Array:
+    found = enlarging(images.shape[axis])
+    before, after, share = (like(each, images) for each in found)
+    if axis == 1:
+        first, second, share = images[:, before], images[:, after], share[:, None]
+    else:
+        first, second = images[:, :, before], images[:, :, after]
+    return first + (second - first) * share
+
+
+def _overlapping(blocks: Array) -> Array:
     """Sums [B, h - 1, w - 1, DIRECTIONS] over all 2 x 2 neighbourhoods."""
     tall = blocks[:, 1:] + blocks[:, :-1]
     return tall[:, :, 1:] + tall[:, :, :-1]
@@ -105,7 +156,7 @@ MIN_CONTRAST = 0.5
 """Sum of gradients in a cell below which contrasts are mostly noise of a camera or of JPEG."""
 
 
-def coloured_gradients(images: torch.Tensor) -> torch.Tensor:
+def coloured_gradients(images: Array) -> Array:
     """Gradients and colours of images [B, C, H, W] in [0, 1].
 
     First come gradients of lightness and of contrasts between bands, then colours (`colours`).
@@ -118,22 +169,30 @@ def coloured_gradients(images: torch.Tensor) -> torch.Tensor:
     for band in range(1, bands.shape[1]):
         contrast = bands[:, band] - bands[:, :band].mean(1)
         gradients.append(oriented_gradients(contrast, MIN_CONTRAST))
-    return torch.cat([*gradients, colours(images)], 1)
+    return namespace(images).concatenate([*gradients, colours(images)], 1)
 
 
-def colours(images: torch.Tensor) -> torch.Tensor:
+def colours(images: Array) -> Array:
     """Means of each channel [B, C, H, W], of the whole and of cells, and its histogram.
 
     Each of the three kinds has about the same weight.
     """
-    cells = F.adaptive_avg_pool2d(images, COLOUR_CELLS).flatten(1) * 2 - 1
+    cells = _between(images, *map(averaging, images.shape[2:])).reshape(len(images), -1) * 2 - 1
     whole = images.mean((2, 3)) * 2 - 1
-    levels = torch.linspace(0, 1, COLOUR_LEVELS)
-    pixels = images.flatten(2).unsqueeze(2)
-    shares = (
-        (1 - (pixels - levels[:, None].to(pixels)).abs() * (COLOUR_LEVELS - 1)).clamp(min=0).mean(3)
-    )
-    return torch.cat([cells / COLOUR_CELLS, whole, shares.sqrt().flatten(1)], 1)
+    levels = like(np.linspace(0, 1, COLOUR_LEVELS, dtype=np.float32)[:, None], images)
+    apart = abs(images.reshape(*images.shape[:2], 1, -1) - levels) * (COLOUR_LEVELS - 1)
+    shares = (1 - apart).clip(min=0).mean(3) ** 0.5
+    parts = [cells / COLOUR_CELLS, whole, shares.reshape(len(images), -1)]
+    return namespace(images).concatenate(parts, 1)
+
+
+def averaging(pixels: int) -> Floats:
+    """The matrix [COLOUR_CELLS, pixels] of means over cells; they overlap where they must."""
+    cells, place = np.arange(COLOUR_CELLS)[:, None], np.arange(pixels)
+    inside = place >= cells * pixels // COLOUR_CELLS
+    inside &= place < -(-(cells + 1) * pixels // COLOUR_CELLS)
+    found: Floats = (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
+    return found
 
 
 def colours_width(channels: int) -> int:
@@ -141,26 +200,27 @@ def colours_width(channels: int) -> int:
     return channels * (COLOUR_CELLS * COLOUR_CELLS + 1 + COLOUR_LEVELS)
 
 
-def _bands(images: torch.Tensor) -> torch.Tensor:
+def _bands(images: Array) -> Array:
     """At most MAX_BANDS [B, bands, H, W] of channels [B, C, H, W]."""
     channels = images.shape[1]
     if channels <= MAX_BANDS:
         return images
-    groups = torch.tensor_split(images, MAX_BANDS, dim=1)
-    return torch.stack([group.mean(1) for group in groups], 1)
+    groups = np.array_split(np.arange(channels), MAX_BANDS)
+    means = [images[:, own[0] : own[-1] + 1].mean(1) for own in groups]
+    return namespace(images).stack(means, 1)
 
 
-def to_unit(x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
+def to_unit(x: Array, inputs: InputSpec) -> Array:
     """Scale inputs from their declared range to [0, 1]."""
-    return (x.float() - inputs.low) / (inputs.high - inputs.low)
+    return (to_float(x) - inputs.low) / (inputs.high - inputs.low)
 
 
-def to_images(x: torch.Tensor) -> torch.Tensor:
+def to_images(x: Array) -> Array:
     """[B, H, W] or [B, H, W, C] to [B, C, H, W]."""
-    return x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+    return x[:, None] if x.ndim == 3 else namespace(x).moveaxis(x, 3, 1)
 
 
-def prepare(x: torch.Tensor, inputs: InputSpec) -> torch.Tensor:
+def prepare(x: Array, inputs: InputSpec) -> Array:
     """Inputs [B, *shape] as networks take them: tables [B, d] in [-1, 1], images [B, C, H, W]."""
     unit = to_unit(x, inputs)
     return unit * 2 - 1 if unit.ndim == 2 else to_images(unit)
@@ -177,56 +237,88 @@ DRAWS = 6 + 2 * LATTICE_SIDE * LATTICE_SIDE
 
 
 def distort(
-    images: torch.Tensor,
-    draws: torch.Tensor,
+    images: Array,
+    draws: Array,
     rotation: float = ROTATION_DEGREES,
     elastic: float = ELASTIC_SHARE,
-) -> torch.Tensor:
+) -> Array:
     """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1].
 
     `rotation`: the largest angle, in degrees. `elastic`: the largest elastic displacement, as a
     share of half the side.
     """
-    rows = len(images)
-    angle = draws[:, 0] * math.radians(rotation)
-    across = 1 + draws[:, 1] * MAX_SCALING
-    down = 1 + draws[:, 2] * MAX_SCALING
-    shear = draws[:, 3] * MAX_SHEAR
-    cos, sin = torch.cos(angle), torch.sin(angle)
-    affine = torch.stack(
-        [
-            torch.stack(
-                [across * cos, across * (shear * cos - sin), 2 * MAX_SHIFT * draws[:, 4]], 1
-            ),
-            torch.stack([down * sin, down * (shear * sin + cos), 2 * MAX_SHIFT * draws[:, 5]], 1),
-        ],
-        1,
-    )
-    size = list(images.shape)
-    grid = F.affine_grid(affine, size, align_corners=False)
+    xp, (rows, channels, height, width) = namespace(images), images.shape
+    # Of one picture each [B, 1, 1], beside places of pixels: [H, 1] down and [W] across.
+    turn, wide, tall, lean, right, low = (draws[:, i, None, None] for i in range(6))
+    angle, shear = turn * math.radians(rotation), lean * MAX_SHEAR
+    cos, sin = xp.cos(angle), xp.sin(angle)
+    down, across = (like(_centres(side), images) for side in (height, width))
+    down = down[:, None]
     lattice = draws[:, 6:].reshape(rows, 2, LATTICE_SIDE, LATTICE_SIDE) * elastic
-    bend = F.interpolate(lattice, size=size[2:], mode="bicubic", align_corners=True)
-    return F.grid_sample(
-        images, grid + bend.permute(0, 2, 3, 1), mode="bilinear", align_corners=False
-    )
+    bend = _between(lattice, _cubic(height), _cubic(width))
+    scale_across, scale_down = 1 + wide * MAX_SCALING, 1 + tall * MAX_SCALING
+    to_right = scale_across * (cos * across + (shear * cos - sin) * down)
+    to_low = scale_down * (sin * across + (shear * sin + cos) * down)
+    to_right = to_right + 2 * MAX_SHIFT * right + bend[:, 0]
+    to_low = to_low + 2 * MAX_SHIFT * low + bend[:, 1]
+    # In pixels of the picture with a border of zeros, beyond which there is nothing either.
+    to_right = (((to_right + 1) * width - 1) / 2 + 1).clip(0, width + 1)
+    to_low = (((to_low + 1) * height - 1) / 2 + 1).clip(0, height + 1)
+    first_column, first_row = xp.floor(to_right).clip(max=width), xp.floor(to_low).clip(max=height)
+    right_share, low_share = ((to_right - first_column)[:, None], (to_low - first_row)[:, None])
+    bordered = zeros((rows, channels, height + 2, width + 2), images)
+    bordered[:, :, 1:-1, 1:-1] = images
+    flat = bordered.reshape(rows, channels, -1)
+    at = to_int(first_row) * (width + 2) + to_int(first_column)
+
+    def pixels(further: int) -> Array:
+        found = take_last(flat, at.reshape(rows, 1, -1) + further)
+        return found.reshape(rows, channels, height, width)
+
+    upper = pixels(0) * (1 - right_share) + pixels(1) * right_share
+    lower = pixels(width + 2) * (1 - right_share) + pixels(width + 3) * right_share
+    return upper * (1 - low_share) + lower * low_share
 
 
-def draws_for(seed: int, teacher: int, rows: int) -> torch.Tensor:
+def _centres(pixels: int) -> Floats:
+    """Where pixels' centres are, on a side from -1 to 1."""
+    return ((2 * np.arange(pixels) + 1) / pixels - 1).astype(np.float32)
+
+
+CUBIC = -0.75
+"""The slope of the cubic by which displacements are interpolated (Keys, 1981)."""
+
+
+def _cubic(pixels: int) -> Floats:
+    """The matrix [pixels, LATTICE_SIDE] of cubic interpolation, whose corners are the lattice's."""
+    at = np.arange(pixels) * ((LATTICE_SIDE - 1) / max(pixels - 1, 1))
+    first, found = np.floor(at).astype(int), np.zeros((pixels, LATTICE_SIDE), dtype=np.float32)
+    for step in range(-1, 3):
+        d = np.abs(at - first - step)
+        near = (CUBIC + 2) * d**3 - (CUBIC + 3) * d**2 + 1
+        far = CUBIC * (d**3 - 5 * d**2 + 8 * d - 4)
+        places = (first + step).clip(0, LATTICE_SIDE - 1)
+        np.add.at(found, (np.arange(pixels), places), np.where(d <= 1, near, far))
+    return found
+
+
+def draws_for(seed: int, teacher: int, rows: int) -> Floats:
     """The draws [rows, DRAWS] of one teacher; they depend on the arguments only."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, teacher], dtype=np.uint64)))
-    return torch.from_numpy(random.random((rows, DRAWS), dtype=np.float32) * 2 - 1)
+    draws: Floats = random.random((rows, DRAWS), dtype=np.float32) * 2 - 1
+    return draws
 
 
 def distorted(
-    x: torch.Tensor,
-    draws: torch.Tensor,
+    x: Array,
+    draws: Array,
     spec: InputSpec,
     rotation: float = ROTATION_DEGREES,
     elastic: float = ELASTIC_SHARE,
-) -> torch.Tensor:
+) -> Array:
     """Distorted inputs [B, *shape]; what moves in from beyond the edge gets the lowest value."""
     bent = distort(to_images(x - spec.low), draws, rotation, elastic) + spec.low
-    return bent.squeeze(1) if x.ndim == 3 else bent.permute(0, 2, 3, 1)
+    return bent[:, 0] if x.ndim == 3 else namespace(x).moveaxis(bent, 1, 3)
 
 
 Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "backbone"]
@@ -247,7 +339,7 @@ class View:
     """How much colours count, of what makes them vary as much as gradients."""
 
 
-def best_view(points: Mapping[View, torch.Tensor], shares: torch.Tensor) -> View:
+def best_view(points: Mapping[View, NDArray[Any]], shares: NDArray[np.float64]) -> View:
     """Return the view whose features [N, C] tell most of shares [N, m], which may be noisy.
 
     The first is the usual one: another must be better by two standard errors, and pixels by two
@@ -258,29 +350,29 @@ def best_view(points: Mapping[View, torch.Tensor], shares: torch.Tensor) -> View
     for view in others:
         own = held_out(points[view], shares)
         gains = ((said - shares) ** 2 - (own - shares) ** 2).sum(1)
-        clear = float(gains.mean()) > MIN_LEAD_STANDARD_ERRORS * float(
-            gains.std() / len(gains) ** 0.5
-        )
+        error = float(gains.std(ddof=1)) / len(gains) ** 0.5
         least = MIN_LEAD_OF_PIXELS if view.base == "identity" else 0.0
+        clear = float(gains.mean()) > MIN_LEAD_STANDARD_ERRORS * error
         if clear and _agreement(own, shares) - _agreement(said, shares) >= least:
             best, said = view, own
     return best
 
 
-def held_out(points: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def held_out(points: NDArray[Any], shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what ridge regressions say [N, m] of each row, fitted to all others.
 
     Of points [N, C] and shares [N, m]; with the penalty for which they are nearest to the shares.
     """
-    x = points.double() - points.double().mean(0)
-    level = shares.mean(0)
-    left, values, _ = torch.linalg.svd(x, full_matrices=False)
-    turned = left.T @ (shares - level)
-    best, least = level.expand_as(shares), float("inf")
+    x = points.astype(np.float64)
+    x -= x.mean(axis=0)
+    level = shares.mean(axis=0)
+    left, values, _ = np.linalg.svd(x, full_matrices=False)
+    turned, squares = left.T @ (shares - level), values**2
+    best, least = np.broadcast_to(level, shares.shape), math.inf
     for penalty in PENALTIES:
-        kept = values**2 / (values**2 + penalty * (values**2).sum())
+        kept = squares / (squares + penalty * squares.sum())
         fitted = level + left @ (kept[:, None] * turned)
-        leverage = (left**2 @ kept + 1 / len(x)).clamp(max=1 - 1e-6)
+        leverage = np.minimum(left**2 @ kept + 1 / len(x), 1 - 1e-6)
         said = shares - (shares - fitted) / (1 - leverage[:, None])
         missed = float(((said - shares) ** 2).mean())
         if missed < least:
@@ -288,17 +380,12 @@ def held_out(points: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return best
 
 
-def _agreement(said: torch.Tensor, shares: torch.Tensor) -> float:
-    return float(shares.gather(1, said.argmax(1, keepdim=True)).mean())
+def _agreement(said: NDArray[np.float64], shares: NDArray[np.float64]) -> float:
+    return float(shares[np.arange(len(shares)), said.argmax(axis=1)].mean())
 
 
 class Backbone(Protocol):
-    """A checked public model, which turns inputs into embeddings, with the bytes of its file.
-
-    It is declared public by its owner: anybody may have it, and no private record trained it. Then
-    it is like any other public feature map, and costs no privacy, as long as what it makes of one
-    person's record depends on no other's. An add-on runs it.
-    """
+    """A checked model, with the bytes of its file."""
 
     @property
     def data(self) -> bytes:
@@ -324,7 +411,7 @@ class Backbone(Protocol):
     def check(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
         """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself."""
 
 
@@ -452,29 +539,32 @@ class PublicData:
 
 
 class FeatureMap:
-    """Turns inputs [B, *shape] into features [B, width]."""
+    """Turns inputs [B, *shape] into features [B, width].
+
+    Arrays of NumPy with the map as it is fitted; tensors of PyTorch after `to`.
+    """
 
     def __init__(
         self,
         spec: FeatureSpec,
         inputs: InputSpec,
-        tensors: dict[str, torch.Tensor],
+        tensors: Mapping[str, Array],
         backbone: Backbone | None = None,
     ) -> None:
         self.spec = spec
         self.inputs = inputs
         self.backbone = backbone
-        self.tensors = tensors
+        self.tensors = dict(tensors)
         """`mean` [D] and `basis` [D, components] of a projection; of a graph also `points`
         [N, components], `scales` [N] and `coordinates` [N, coordinates]; of nystrom also
         `landmarks` [L, components] and `whitening` [L, L]; of discriminant also `between`
         [components]; of bins, `linear.Bins`."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """Features [B, width] in float32 of inputs [B, *shape] in any dtype."""
         return self.of_base(base_features(self.spec.base, x, self.inputs, self.backbone))
 
-    def of_block(self, x: torch.Tensor, size: int) -> torch.Tensor:
+    def of_block(self, x: Array, size: int) -> Array:
         """Features [size, width] of inputs [B, *shape] and of rows of zeros after them.
 
         Products round by their size, so what one person's records round to depends on no other's
@@ -484,7 +574,7 @@ class FeatureMap:
             return self.of_base(_filled_up(self.backbone(x), size))
         return self(_filled_up(x, size))
 
-    def of_base(self, base: torch.Tensor, *, skip: int = 0) -> torch.Tensor:
+    def of_base(self, base: Array, *, skip: int = 0) -> Array:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
 
         `skip` as in `linear.extend`.
@@ -492,19 +582,21 @@ class FeatureMap:
         if self.spec.projection == "none":
             return base
         if self.spec.projection == "nystrom":
-            points = (base - self.tensors["mean"]) @ self.tensors["basis"]
-            gamma = self.spec.gamma or 0.0
-            return nystrom(points, self.tensors["landmarks"], self.tensors["whitening"], gamma)
+            landmarks, whitening = (self.tensors[name] for name in ("landmarks", "whitening"))
+            return nystrom(self.projected(base), landmarks, whitening, self.spec.gamma or 0.0)
         if self.spec.projection == "discriminant":
-            return (base - self.tensors["mean"]) @ self.tensors["basis"]
+            return self.projected(base)
         if self.spec.base == "bins":
-            binned = linear.Bins(self.tensors)(base)
-            return (binned - self.tensors["mean"]) @ self.tensors["basis"]
-        points = _project(base, self.tensors)
+            return self.projected(linear.Bins(self.tensors)(base))
+        points = unit_length(self.projected(base), 1)
         if self.spec.projection != "graph":
             return points
         known = (self.tensors[name] for name in ("points", "scales", "coordinates"))
-        return torch.cat([points, extend(points, *known, skip=skip)], 1)
+        return namespace(base).concatenate([points, extend(points, *known, skip=skip)], 1)
+
+    def projected(self, base: Array) -> Array:
+        """What the basis makes of data-independent features, or bins, [B, D]: [B, components]."""
+        return _project(base, self.tensors)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes that the tensors must have."""
@@ -537,8 +629,10 @@ class FeatureMap:
         return files
 
     def to(self, device: str) -> FeatureMap:
-        """The same map on another device."""
-        moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        """The same map for tensors of PyTorch on a device."""
+        from torch import as_tensor
+
+        moved = {name: as_tensor(each, device=device) for name, each in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
 
 
@@ -548,18 +642,19 @@ def _repetitions(digests: NDArray[Any]) -> int:
     return int((counts * (counts - 1)).sum())
 
 
-def _filled_up(rows: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.cat([rows, rows.new_zeros((size - len(rows), *rows.shape[1:]))])
+def _filled_up(rows: Array, size: int) -> Array:
+    more = zeros((size - len(rows), *rows.shape[1:]), rows)
+    return namespace(rows).concatenate([rows, more])
 
 
 def base_features(
-    base: Base, x: torch.Tensor, inputs: InputSpec, backbone: Backbone | None = None
-) -> torch.Tensor:
+    base: Base, x: Array, inputs: InputSpec, backbone: Backbone | None = None
+) -> Array:
     """The data-independent part of a map: [B, *shape] to [B, D]. A backbone has its own."""
     return prepared_features(base, prepare(x, inputs)) if backbone is None else backbone(x)
 
 
-def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
+def prepared_features(base: Base, x: Array) -> Array:
     """The same of prepared inputs: rows of tables [B, d], or images [B, C, H, W]."""
     if base == "backbone":
         raise ValueError("the features of a backbone need its model")
@@ -567,7 +662,7 @@ def prepared_features(base: Base, x: torch.Tensor) -> torch.Tensor:
         return oriented_gradients(x.mean(1))
     if base == "coloured_gradients":
         return coloured_gradients(x)
-    return x if x.ndim == 2 else x.flatten(1) * 2 - 1
+    return x if x.ndim == 2 else x.reshape(len(x), -1) * 2 - 1
 
 
 def base_of(inputs: InputSpec) -> Base:
@@ -585,7 +680,8 @@ def base_of(inputs: InputSpec) -> Base:
 
 
 def _base_size(base: Base, inputs: InputSpec) -> int:
-    return base_features(base, torch.zeros((1, *inputs.shape)), inputs).shape[1]
+    size: int = base_features(base, np.zeros((1, *inputs.shape)), inputs).shape[1]
+    return size
 
 
 def check_channels_last(inputs: InputSpec) -> None:
@@ -649,10 +745,9 @@ def public_features(
     if public is None:
         return _random_projection(inputs, 4 * width)
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
-    blocks = [torch.tensor(block) for block in _blocks(public.inputs[::every])]
-    base = torch.cat(
-        side_by_side(lambda block: base_features(name, block, inputs, backbone), blocks)
-    )
+    blocks = _blocks(public.inputs[::every])
+    compute = partial(base_features, name, inputs=inputs, backbone=backbone)
+    base = np.concatenate(side_by_side(compute, blocks))
     weights = _weights(view, base, inputs)
     if kind == "nystrom":
         return _landmarks(inputs, name, base, weights, public.source, width)
@@ -666,7 +761,7 @@ def public_features(
         backbone=None if backbone is None else backbone.source,
     )
     if len(base) >= MIN_GRAPH_POINTS:
-        points = _project(base, tensors)
+        points = unit_length(_project(base, tensors), 1)
         fine = kind == "fine_graph"
         count, power = (2 * (width // 3), FINE_GRAPH_POWER) if fine else (width // 3, 1.0)
         coordinates, scales = embed(points, count, power)
@@ -692,28 +787,26 @@ def _discriminant(
             "backbone."
         )
     every = -(-len(public.inputs) // MAX_GRAPH_POINTS)
-    plain = torch.from_numpy(public.inputs[::every])
-    rows, name = torch.split(torch.arange(len(plain)), BLOCK_IMAGES), view.base
-    base = torch.cat(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
+    plain, name = public.inputs[::every], view.base
+    rows = _blocks(np.arange(len(plain)))
+    base = np.concatenate(side_by_side(lambda own: base_features(name, plain[own], inputs), rows))
     tensors = _principal_components(base, DISCRIMINANT_COMPONENTS, _weights(view, base, inputs))
     del tensors["deviations"]
 
-    def components(of: torch.Tensor) -> torch.Tensor:
-        return (of - tensors["mean"]) @ tensors["basis"]
-
-    def changed(copy: int) -> torch.Tensor:
+    def changed(copy: int) -> Floats:
         draws = draws_for(0, copy, len(plain))
 
-        def compute(own: torch.Tensor) -> torch.Tensor:
-            bent = distorted(plain[own].float(), draws[own], inputs)
-            return components(base_features(name, bent, inputs))
+        def compute(own: NDArray[np.int64]) -> Floats:
+            bent = distorted(plain[own].astype(np.float32), draws[own], inputs)
+            found: Floats = _project(base_features(name, bent, inputs), tensors)
+            return found
 
-        return torch.cat(side_by_side(compute, rows))
+        return np.concatenate(side_by_side(compute, rows))
 
     directions, between = discriminant(
-        components(base), [changed(i) for i in range(DISTORTED_COPIES)], width
+        _project(base, tensors), [changed(i) for i in range(DISTORTED_COPIES)], width
     )
-    tensors["basis"] = (tensors["basis"] @ directions).contiguous()
+    tensors["basis"] = (tensors["basis"] @ directions).astype(np.float32)
     spec = FeatureSpec(
         base=name, projection="discriminant", components=len(between), fitted_on=public.source
     )
@@ -723,15 +816,15 @@ def _discriminant(
 def _landmarks(
     inputs: InputSpec,
     name: Base,
-    base: torch.Tensor,
-    weights: torch.Tensor | None,
+    base: Floats,
+    weights: Floats | None,
     source: PublicSource,
     width: int,
 ) -> FeatureMap:
     """The map to similarities with at most `width` of the public points."""
     tensors = _principal_components(base, KERNEL_COMPONENTS, weights)
     del tensors["deviations"]
-    points = (base - tensors["mean"]) @ tensors["basis"]
+    points = _project(base, tensors)
     found, gamma = choose_landmarks(points, width)
     spec = FeatureSpec(
         base=name,
@@ -749,7 +842,7 @@ def _of_tables(
 ) -> FeatureMap:
     if public is not None:
         every = -(-len(public.inputs) // MAX_BINNED_ROWS)
-        rows = base_features("bins", torch.from_numpy(public.inputs[::every]), inputs)
+        rows = base_features("bins", public.inputs[::every], inputs)
         tensors = linear.fit_bins(rows, width, whiten=whiten)
         if tensors is None and len(inputs.shape) > 1:  # pixels are many: too few rows for steps
             tensors = linear.fit_bins(rows, width, whiten=whiten, ranks_alone=True)
@@ -790,7 +883,7 @@ class ViewPoints:
 
     rows: NDArray[np.int64]
     """[K], which of the inputs."""
-    points: dict[View, torch.Tensor]
+    points: dict[View, Floats]
     """[K, C] each."""
 
     @classmethod
@@ -799,19 +892,18 @@ class ViewPoints:
         is only one view."""
         rows, views = rows[:: -(-len(rows) // MAX_JUDGED_PICTURES)], views_of(inputs, x)
         if len(views) < 2 or len(rows) < MIN_GRAPH_POINTS:
-            return cls(rows, {views[0]: torch.zeros(0)})
-        some = torch.from_numpy(np.ascontiguousarray(x[rows]))
-        blocks, points = torch.split(some, BLOCK_IMAGES), dict[View, torch.Tensor]()
-        bases = dict[Base, torch.Tensor]()
+            return cls(rows, {views[0]: np.zeros(0, np.float32)})
+        blocks, points = _blocks(x[rows]), dict[View, Floats]()
+        bases = dict[Base, Floats]()
         for view in views:
             name = view.base
             if name not in bases:
                 known = side_by_side(partial(base_features, name, inputs=inputs), blocks)
-                bases[name] = torch.cat(known)
+                bases[name] = np.concatenate(known)
             weights = _weights(view, bases[name], inputs)
             tensors = _principal_components(bases[name], KERNEL_COMPONENTS, weights)
-            found = (bases[name] - tensors["mean"]) @ tensors["basis"]
-            points[view] = found if name == "identity" else F.normalize(found, dim=1)
+            found = _project(bases[name], tensors)
+            points[view] = found if name == "identity" else unit_length(found, 1)
         return cls(rows, points)
 
     def best(self, shares: NDArray[np.float64], known: NDArray[np.bool_]) -> View:
@@ -819,8 +911,8 @@ class ViewPoints:
         usual, own = next(iter(self.points)), known[self.rows]
         if len(self.points) < 2 or np.count_nonzero(own) < MIN_GRAPH_POINTS:
             return usual
-        points = {view: each[torch.from_numpy(own)] for view, each in self.points.items()}
-        return best_view(points, torch.from_numpy(shares[self.rows[own]]))
+        points = {view: each[own] for view, each in self.points.items()}
+        return best_view(points, shares[self.rows[own]])
 
 
 def _view(public: PublicData, inputs: InputSpec) -> View:
@@ -832,7 +924,7 @@ def _view(public: PublicData, inputs: InputSpec) -> View:
     return points.best(shares, np.ones(len(shares), dtype=bool))
 
 
-def _weights(view: View, base: torch.Tensor, inputs: InputSpec) -> torch.Tensor | None:
+def _weights(view: View, base: Floats, inputs: InputSpec) -> Floats | None:
     """Weights [D] of the features of public pictures [N, D], None where all are of one kind.
 
     Colours vary as much as gradients, in sum, times what the view says.
@@ -840,22 +932,22 @@ def _weights(view: View, base: torch.Tensor, inputs: InputSpec) -> torch.Tensor 
     if view.base != "coloured_gradients":
         return None
     colours = colours_width(inputs.shape[2])
-    variances = base.var(0, correction=0)
-    own, others = variances[-colours:].sum(), variances[:-colours].sum()
-    alike = (others / own.clamp(min=1e-12)).sqrt().clamp(max=MAX_COLOUR_WEIGHT)
-    weights = torch.ones(base.shape[1])
+    variances = base.var(axis=0)
+    own, others = float(variances[-colours:].sum()), float(variances[:-colours].sum())
+    alike = min(math.sqrt(others / max(own, 1e-12)), MAX_COLOUR_WEIGHT)
+    weights = np.ones(base.shape[1], np.float32)
     weights[-colours:] = alike * view.colours
     return weights
 
 
 def _principal_components(
-    base: torch.Tensor, width: int, weights: torch.Tensor | None = None
-) -> dict[str, torch.Tensor]:
+    base: Floats, width: int, weights: Floats | None = None
+) -> dict[str, Floats]:
     """Mean [D], basis [D, C] and the components' standard deviations [C].
 
     The basis is orthonormal, or of features times `weights` [D].
     """
-    mean = base.mean(0)
+    mean = base.mean(axis=0)
     centred = base - mean
     if weights is not None:
         centred *= weights
@@ -864,23 +956,23 @@ def _principal_components(
     # matters to a teacher, and many times faster than a full decomposition.
     subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
     for _ in range(6):
-        subspace, _ = torch.linalg.qr(centred.T @ (centred @ subspace))
-    _, deviations, directions = torch.linalg.svd(centred @ subspace, full_matrices=False)
-    variances = deviations[:keep] ** 2 / len(base)
+        subspace, _ = np.linalg.qr(centred.T @ (centred @ subspace))
+    _, deviations, directions = np.linalg.svd(centred @ subspace, full_matrices=False)
+    variances = deviations[:keep] ** 2 / np.float32(len(base))
     basis = subspace @ directions[:keep].T
     return {
         "mean": mean,
-        "basis": (basis if weights is None else weights[:, None] * basis).contiguous(),
-        "deviations": variances.clamp(min=1e-9).sqrt(),
+        "basis": basis if weights is None else weights[:, None] * basis,
+        "deviations": np.sqrt(np.maximum(variances, 1e-9)),
     }
 
 
-def _project(base: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return F.normalize((base - tensors["mean"]) @ tensors["basis"], dim=1)
+def _project(base: Array, tensors: Mapping[str, Array]) -> Array:
+    return (base - tensors["mean"]) @ tensors["basis"]
 
 
-def _blocks(inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.array_split(inputs, -(-len(inputs) // BLOCK_IMAGES))
+def _blocks(rows: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(rows, -(-len(rows) // BLOCK_IMAGES))
 
 
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
@@ -890,12 +982,11 @@ def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureM
     spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=seed)
     if base == "coloured_gradients":
         basis[-colours_width(inputs.shape[2]) :] *= COLOUR_WEIGHT
-    return FeatureMap(spec, inputs, {"mean": torch.zeros(size), "basis": basis})
+    return FeatureMap(spec, inputs, {"mean": np.zeros(size, np.float32), "basis": basis})
 
 
-def _random_directions(size: int, count: int, seed: int) -> torch.Tensor:
+def _random_directions(size: int, count: int, seed: int) -> Floats:
     """An orthonormal basis [size, count] of a uniformly random subspace."""
     random = np.random.Generator(np.random.Philox(seed))
-    gaussian = torch.from_numpy(random.standard_normal((size, count), dtype=np.float32))
-    basis: torch.Tensor = torch.linalg.qr(gaussian)[0]
+    basis: Floats = np.linalg.qr(random.standard_normal((size, count), dtype=np.float32))[0]
     return basis

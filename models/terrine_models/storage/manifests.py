@@ -12,12 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
+import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
+from safetensors.numpy import save as render_safetensors
 
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
@@ -25,7 +28,9 @@ from terrine_protocol.tables import PublicSource, Record, Sha256, first_problem
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
+T = TypeVar("T")
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
 """Of the manifests that are written. Its number grows when earlier code could not read them; those
 of earlier numbers are converted when they are read. A manifest that names none is of the first."""
@@ -136,11 +141,22 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
     """
     from safetensors.torch import load as parse_safetensors
 
-    data = verified_bytes(Path(directory), name, digest)
+    return _parsed(parse_safetensors, Path(directory), name, digest)
+
+
+def load_arrays(directory: Path, name: str, digest: str) -> dict[str, NDArray[Any]]:
+    """The same as arrays, without PyTorch."""
+    from safetensors.numpy import load as parse_safetensors
+
+    return _parsed(parse_safetensors, Path(directory), name, digest)
+
+
+def _parsed(parse: Callable[[bytes], T], directory: Path, name: str, digest: str) -> T:
+    data = verified_bytes(directory, name, digest)
     try:
-        return parse_safetensors(data)
-    except SafetensorError as error:
-        raise StoreError(f"{Path(directory) / name} is not a safetensors file: {error}") from None
+        return parse(data)
+    except (SafetensorError, KeyError) as error:  # of a type that NumPy lacks
+        raise StoreError(f"{directory / name} is not a safetensors file: {error}") from None
 
 
 def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
@@ -159,17 +175,15 @@ def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
     return data
 
 
-def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor | NDArray[Any]]) -> str:
     """Write a safetensors file, completely or not at all, and return its SHA-256.
 
     The file contains a random salt. Students see a digest of digests of such files, and training
     is deterministic: without the salt, whoever knew all records but one could retrain with every
     candidate for the last one and compare digests.
     """
-    from safetensors.torch import save as render_safetensors
-
-    contiguous = {name: value.contiguous() for name, value in tensors.items()}
-    data = render_safetensors(contiguous, metadata={"salt": secrets.token_hex(32)})
+    arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    data = render_safetensors(arrays, metadata={"salt": secrets.token_hex(32)})
     write_atomically(path, data)
     return sha256(data)
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.sparse import csr_array, diags_array, eye_array
+
+from terrine_models.data.workers import side_by_side
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -327,10 +328,18 @@ def find_surroundings(features: Floats, voting: float) -> csr_array:
     count = round(voting * len(points))
     if count < 2:
         return eye_array(rows, dtype=np.float32, format="csr")
-    among = torch.from_numpy(features[points]).float()
-    blocks = torch.split(torch.from_numpy(features).float(), BLOCK_ROWS)
-    near = [torch.cdist(block, among).topk(count, largest=False).indices for block in blocks]
-    columns = points[torch.cat(near).numpy().ravel()]
+    rounded = features.astype(np.float32)
+    among = rounded[points]
+    squares = (among * among).sum(axis=1) / 2
+
+    def nearest(at: int) -> Ints:
+        near = rounded[at : at + BLOCK_ROWS] @ among.T - squares  # the farther, the less
+        if count == len(points):
+            return np.broadcast_to(np.arange(count), near.shape)
+        return np.argpartition(near, -count, axis=1)[:, -count:]
+
+    found = side_by_side(nearest, range(0, rows, BLOCK_ROWS))
+    columns = points[np.concatenate(found).ravel()]
     each = np.full(len(columns), 1 / count, dtype=np.float32)
     return csr_array((each, columns, np.arange(0, len(each) + 1, count)), shape=(rows, rows))
 

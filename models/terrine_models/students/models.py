@@ -10,35 +10,37 @@ post-processing: whoever holds them learns nothing about the private data beyond
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as validated_dataclass
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 from scipy.special import softmax
-from torch import nn
 
 from terrine_models.data.arrays import DataError, InputSpec, number_distinct_rows
 from terrine_models.data.workers import side_by_side
+from terrine_models.features.arrays import unit_length
 from terrine_models.features.linear import (
     GRAPH_NEIGHBOURS,
     MANY_CLASSES,
     confidence_weights,
     extend,
     neighbourhood,
+    similarity,
 )
 from terrine_models.features.maps import (
     BLOCK_IMAGES,
@@ -59,9 +61,8 @@ from terrine_models.storage.manifests import (
     SETTINGS_CONFIG,
     FeatureSpec,
     StoreError,
-    load_tensors,
+    load_arrays,
     save_tensors,
-    versions,
 )
 from terrine_models.students.answers import (
     Answers,
@@ -96,7 +97,9 @@ class Training:
 
 MODEL_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
-BLOCK_ROWS = 512
+WEIGHTS, BIASES = "scores.weight", "scores.bias"
+"""Names of the tensors of linear scores."""
+Tensors = Mapping[str, NDArray[Any]]
 
 
 class Calibration(Record):
@@ -142,43 +145,74 @@ class StudentModel(Record):
         return self
 
 
-class LinearPart(NamedTuple):
+class Scorer(Protocol):
+    """What a student computes with."""
+
+    @property
+    def tensors(self) -> Tensors:
+        """What is saved of it, by name."""
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[Any]:
+        """Scores [B, m] of prepared inputs: rows [B, d], or pictures [B, C, H, W]."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPart:
     """Linear scores on one public map: `weights` [d, m] and `biases` [m]."""
 
     map: FeatureMap
-    weights: torch.Tensor
-    biases: torch.Tensor
+    weights: NDArray[Any]
+    biases: NDArray[Any]
+
+    def scores(self, base: NDArray[np.float32]) -> Floats:
+        """Scores [B, m] of data-independent features [B, D] (`maps.base_features`)."""
+        spec = self.map.spec
+        if spec.projection == "nystrom":
+            points = self.map.projected(base).astype(np.float64)
+            features = similarity(points, self._landmarks, spec.gamma or 0.0)
+        else:
+            features = self.map.of_base(base).astype(np.float64)
+        found: Floats = features @ self._own_weights + self.biases
+        return found
+
+    @cached_property
+    def _landmarks(self) -> Floats:
+        found: Floats = self.map.tensors["landmarks"].astype(np.float64)
+        return found
+
+    @cached_property
+    def _own_weights(self) -> Floats:
+        """Weights [d, m]; of a kernel [L, m], of the similarities themselves. These are large and
+        cancel each other out, which single precision would not bear."""
+        weights: Floats = self.weights.astype(np.float64)
+        if self.map.spec.projection != "nystrom":
+            return weights
+        whitening: Floats = self.map.tensors["whitening"].astype(np.float64)
+        return whitening @ weights
 
 
-class _Scores(nn.Module):
-    """Linear scores on a public map, whose tensors are saved with them."""
-
-    def __init__(self, inputs: InputSpec, classes: int, features: FeatureSpec) -> None:
-        super().__init__()
-        self.inputs, self.features = inputs, features
-        for name, shape in FeatureMap(features, inputs, {}).shapes().items():
-            self.register_buffer(name, torch.zeros(shape))
-        self.scores = nn.Linear(features.width, classes)
-
-    def forward(self, base: torch.Tensor) -> torch.Tensor:
-        known = FeatureMap(self.features, self.inputs, dict(self.named_buffers()))
-        scores: torch.Tensor = self.scores(known.of_base(base))
-        return scores
-
-
-class RidgeModel(nn.Module):
+class RidgeModel:
     """The sum of linear scores, each on a public map of its own."""
 
-    def __init__(self, inputs: InputSpec, classes: int, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(_Scores(inputs, classes, each) for each in features)
-        self.bases = [each.base for each in features]
+    def __init__(self, parts: Sequence[LinearPart]) -> None:
+        self.parts = tuple(parts)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[Any]:
         """Scores [B, m] of prepared inputs [B, d] or [B, C, H, W]."""
-        base = {name: prepared_features(name, x) for name in dict.fromkeys(self.bases)}
-        scores = zip(self.parts, self.bases, strict=True)
-        return torch.stack([part(base[name]) for part, name in scores]).sum(0)
+        bases = dict.fromkeys(part.map.spec.base for part in self.parts)
+        base = {name: prepared_features(name, x) for name in bases}
+        scores = (part.scores(base[part.map.spec.base]) for part in self.parts)
+        return functools.reduce(np.add, scores)
+
+    @property
+    def tensors(self) -> Tensors:
+        """Of each part its map, and weights [m, d] and biases."""
+        found = {}
+        for number, part in enumerate(self.parts):
+            own = {**part.map.tensors, WEIGHTS: part.weights.T, BIASES: part.biases}
+            for name, each in own.items():
+                found[f"parts.{number}.{name}"] = np.ascontiguousarray(each)
+        return found
 
 
 class Predictions(NamedTuple):
@@ -193,8 +227,8 @@ class Predictions(NamedTuple):
 class Student:
     """A trained student. Make one with `selection.choose` or `load`."""
 
-    def __init__(self, network: nn.Module, model: StudentModel) -> None:
-        self.network = network.eval()
+    def __init__(self, network: Scorer, model: StudentModel) -> None:
+        self.network = network
         self.model = model
 
     def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -205,11 +239,12 @@ class Student:
                 f"[B, {', '.join(map(str, self.model.input.shape))}]."
             )
         out = np.empty((len(x), len(self.model.classes)))
-        with torch.inference_mode():
-            for at in range(0, len(x), BLOCK_ROWS):
-                block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
-                scores = self.network(prepare(block, self.model.input))
-                out[at : at + BLOCK_ROWS] = scores.double().numpy()
+
+        def score(at: int) -> None:
+            rows = slice(at, at + BLOCK_IMAGES)
+            out[rows] = self.network(prepare(np.asarray(x[rows]), self.model.input))
+
+        side_by_side(score, range(0, len(x), BLOCK_IMAGES))
         return self.model.calibration.probabilities(out)
 
     def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -253,7 +288,7 @@ class Student:
     def save(self, directory: Path) -> None:
         """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""
         directory.mkdir(parents=True, exist_ok=True)
-        digest = save_tensors(directory / WEIGHTS_FILE, dict(self.network.state_dict()))
+        digest = save_tensors(directory / WEIGHTS_FILE, self.network.tensors)
         self.model = self.model.model_copy(update={"weights_sha256": digest})
         text = self.model.model_dump_json(indent=2, exclude_none=True)
         write_atomically(directory / MODEL_FILE, text.encode() + b"\n")
@@ -271,24 +306,32 @@ class Student:
             ) from None
         except ValidationError as error:
             raise StoreError(f"{path} is malformed {first_problem(error)}.") from None
-        tensors = load_tensors(Path(directory), WEIGHTS_FILE, model.weights_sha256)
+        tensors = load_arrays(Path(directory), WEIGHTS_FILE, model.weights_sha256)
         make = ARCHITECTURES.get(model.architecture)
         if make is None:
             raise StoreError(f"{path} is a student of another kind: {model.architecture}.")
-        try:
-            return cls(make(model, tensors, str(Path(directory) / WEIGHTS_FILE)), model)
-        except RuntimeError as error:
-            weights = Path(directory) / WEIGHTS_FILE
-            raise StoreError(f"{weights} does not fit {path} ({error}).") from None
+        return cls(make(model, tensors, str(Path(directory) / WEIGHTS_FILE)), model)
 
 
-def _ridge(model: StudentModel, tensors: Mapping[str, torch.Tensor], where: str) -> nn.Module:
-    network = RidgeModel(model.input, len(model.classes), model.features)
-    network.load_state_dict(tensors)
-    return network
+def _ridge(model: StudentModel, tensors: Tensors, where: str) -> RidgeModel:
+    parts = []
+    expected: dict[str, tuple[int, ...]] = {}
+    for number, spec in enumerate(model.features):
+        prefix = f"parts.{number}."
+        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        weights, biases = own.pop(WEIGHTS, np.zeros(0)), own.pop(BIASES, np.zeros(0))
+        known = FeatureMap(spec, model.input, own)
+        shapes = known.shapes() | {WEIGHTS: (len(model.classes), spec.width)}
+        shapes |= {BIASES: (len(model.classes),)}
+        expected |= {f"{prefix}{name}": shape for name, shape in shapes.items()}
+        parts.append(LinearPart(known, np.ascontiguousarray(weights.T), biases))
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if found != expected:
+        raise StoreError(f"{where} holds tensors {found}, {MODEL_FILE} expects {expected}.")
+    return RidgeModel(parts)
 
 
-Loaded = Callable[[StudentModel, Mapping[str, torch.Tensor], str], nn.Module]
+Loaded = Callable[[StudentModel, Tensors, str], Scorer]
 ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge}
 """By name: makes a model from its description and its tensors, which are at a place."""
 
@@ -309,7 +352,7 @@ def describe_student(
         encoding=encoding,
         classes=classes,
         training=training,
-        versions=versions(),
+        versions={name: version(name) for name in ("numpy", "safetensors", "scipy", "terrine")},
         weights_sha256="0" * 64,
     )
 
@@ -323,17 +366,9 @@ def linear_student(
 ) -> Student:
     """A student whose scores are the sum of those of its parts."""
     features = tuple(part.map.spec for part in parts)
-    network = RidgeModel(inputs, len(classes), features)
-    state = {}
-    for number, part in enumerate(parts):
-        tensors = {
-            **part.map.tensors,
-            "scores.weight": part.weights.T.contiguous(),
-            "scores.bias": part.biases,
-        }
-        state.update({f"parts.{number}.{name}": each for name, each in tensors.items()})
-    network.load_state_dict(state)
-    return Student(network, describe_student(inputs, classes, training, encoding, features))
+    model = describe_student(inputs, classes, training, encoding, features)
+    # Laid out as it is when it is loaded: products round by that.
+    return Student(_ridge(model, RidgeModel(parts).tensors, "the student"), model)
 
 
 T = TypeVar("T")
@@ -530,7 +565,7 @@ class Regression:
     @property
     def part(self) -> LinearPart:
         """It, as a part of a student."""
-        weights, biases = (torch.from_numpy(each).float() for each in (self.weights, self.biases))
+        weights, biases = (each.astype(np.float32) for each in (self.weights, self.biases))
         return LinearPart(self.features.map, weights, biases)
 
     def scores(self, features: Floats) -> Floats:
@@ -584,13 +619,15 @@ class Ridge(StudentMethod):
 
 def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
     """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
-    blocks = []
-    for at in range(0, len(x), BLOCK_ROWS):
-        block = torch.from_numpy(np.asarray(x[at : at + BLOCK_ROWS], dtype=np.float32))
+
+    def compute(at: int) -> NDArray[np.float32]:
+        block = np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32)
         base = base_features(known.spec.base, block, known.inputs)
-        blocks.append(known.of_base(base, skip=skip))
-    features: Floats = torch.cat(blocks).double().numpy()
-    return features
+        found: NDArray[np.float32] = known.of_base(base, skip=skip)
+        return found
+
+    found = side_by_side(compute, range(0, len(x), BLOCK_IMAGES))
+    return np.concatenate(found).astype(np.float64)
 
 
 LANDMARKS = 1500
@@ -616,44 +653,40 @@ class Copies:
         self.map = public_features(task.spec, public, LANDMARKS, "nystrom", view=task.view)
         copies = max(0, min(MAX_COPIES, MAX_KERNEL_ROWS // len(x) - 1))
         random = np.random.Generator(np.random.Philox(task.seed))
-        plain = torch.from_numpy(np.asarray(x, dtype=np.float32))
+        plain = np.asarray(x, dtype=np.float32)
         parts = [_features(self.map, plain)]
         for _ in range(copies):
-            draws = torch.from_numpy(random.random((len(x), DRAWS), dtype=np.float32) * 2 - 1)
+            draws = random.random((len(x), DRAWS), dtype=np.float32) * 2 - 1
             parts.append(_features(self.map, plain, draws))
-        self.rows = torch.stack(parts)
+        self.rows = np.stack(parts)
         """[1 + copies, N, L], centred; the first are the inputs as they are."""
-        self.centre = self.rows.mean((0, 1))
+        self.centre = self.rows.mean(axis=(0, 1))
         self.rows -= self.centre
-        self.all = self.gram(torch.arange(len(x)))
+        self.all = self.gram(np.arange(len(x)))
 
     def fit(
-        self, chosen: torch.Tensor, labels: torch.Tensor, classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, chosen: Ints, labels: Ints, classes: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Weights [L, m] and biases [m] by least squares on ±1 targets of the rows `chosen` [K]."""
-        targets = 2 * F.one_hot(labels, classes).float() - 1
-        level = targets.mean(0)
-        left_out = torch.ones(self.rows.shape[1], dtype=torch.bool)
-        left_out[chosen] = False
-        others = left_out.nonzero().squeeze(1)
+        targets = np.where(labels[:, None] == np.arange(classes), 1, -1).astype(np.float32)
+        level = targets.mean(axis=0)
+        others = np.setdiff1d(np.arange(self.rows.shape[1]), chosen)
         gram = self.all - self.gram(others) if len(others) < len(chosen) else self.gram(chosen)
-        mean = torch.zeros(self.rows.shape[2])
-        cross = torch.zeros((self.rows.shape[2], targets.shape[1]))
+        mean = np.zeros(self.rows.shape[2], np.float32)
+        cross = np.zeros((self.rows.shape[2], targets.shape[1]), np.float32)
         for copy in self.rows:
             rows = copy[chosen]
-            mean += rows.mean(0) / len(self.rows)
+            mean += rows.mean(axis=0) / len(self.rows)
             cross += rows.T @ (targets - level)
-        centre = mean.double()
-        gram -= len(self.rows) * len(chosen) * torch.outer(centre, centre)
-        unit = float(gram.diagonal().mean())
-        penalised = gram + torch.eye(len(gram), dtype=gram.dtype) * (KERNEL_PENALTY * unit + 1e-9)
-        factor = torch.linalg.cholesky(penalised)
-        weights = torch.cholesky_solve(cross.double(), factor).float()
+        centre = mean.astype(np.float64)
+        gram -= len(self.rows) * len(chosen) * np.outer(centre, centre)
+        gram[np.diag_indices(len(gram))] += KERNEL_PENALTY * float(gram.diagonal().mean()) + 1e-9
+        weights = cho_solve(cho_factor(gram, lower=True), cross).astype(np.float32)
         return weights, level - mean @ weights
 
-    def gram(self, chosen: torch.Tensor) -> torch.Tensor:
+    def gram(self, chosen: Ints) -> Floats:
         """Products [L, L] of the features of some rows and of their copies."""
-        gram = torch.zeros((self.rows.shape[2],) * 2, dtype=torch.float64)
+        gram = np.zeros((self.rows.shape[2],) * 2)
         for copy in self.rows:
             rows = copy[chosen]
             gram += rows.T @ rows
@@ -695,7 +728,7 @@ class Kernel(StudentMethod):
         copies, rest = task.cached(Copies), answers.only(~rows)
         regression = Regression.of(task, rest)
         weights, biases = self._learned(copies, rest, regression, rows)
-        kernel = (copies.rows[0, torch.from_numpy(rows)] @ weights + biases).double().numpy()
+        kernel = (copies.rows[0, rows] @ weights + biases).astype(np.float64)
         scores = regression.scores(regression.features.as_new[rows]) + KERNEL_WEIGHT * kernel
         probabilities: Floats = softmax(scores, axis=1)
         return probabilities
@@ -703,27 +736,28 @@ class Kernel(StudentMethod):
     @staticmethod
     def _learned(
         copies: Copies, answers: Answers, regression: Regression, held_out: Bools | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         labels = regression.labels()
         if not answers.noise:
             labels = np.where(answers.known, answers.labels, labels)
         if held_out is not None:
             labels = np.where(held_out, -1, labels)
-        known = torch.from_numpy(np.flatnonzero(labels >= 0))
-        return copies.fit(known, torch.from_numpy(labels)[known], answers.shares.shape[1])
+        known = np.flatnonzero(labels >= 0)
+        return copies.fit(known, labels[known], answers.shares.shape[1])
 
 
 def _features(
-    known: FeatureMap, x: torch.Tensor, draws: torch.Tensor | None = None
-) -> torch.Tensor:
+    known: FeatureMap, x: NDArray[np.float32], draws: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Features [N, L] of inputs [N, *shape], distorted by `draws` [N, DRAWS] if there are any."""
 
-    def compute(rows: torch.Tensor) -> torch.Tensor:
+    def compute(at: int) -> NDArray[np.float32]:
+        rows = slice(at, at + BLOCK_IMAGES)
         block = x[rows] if draws is None else distorted(x[rows], draws[rows], known.inputs)
-        with torch.inference_mode():
-            return known(block)
+        found: NDArray[np.float32] = known(block)
+        return found
 
-    return torch.cat(side_by_side(compute, torch.split(torch.arange(len(x)), BLOCK_IMAGES)))
+    return np.concatenate(side_by_side(compute, range(0, len(x), BLOCK_IMAGES)))
 
 
 MIN_SCORE_FACTOR, MAX_SCORE_FACTOR = 1 / 32, 32.0
@@ -883,11 +917,11 @@ class Neighbourhoods:
         )
         weights = confidence_weights(self.map.tensors["between"])
         self.basis = self.map.tensors["basis"] * weights
-        found = torch.from_numpy(compute_features(self.map, task.x)).float()
-        self.points = F.normalize(found * weights, dim=1)
+        found = compute_features(self.map, task.x).astype(np.float32)
+        self.points = unit_length(found * weights, 1)
 
     @cached_property
-    def near(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def near(self) -> tuple[NDArray[np.float32], Ints, NDArray[np.float32]]:
         """Of each its nearest: weights and indices [N, 1 + GRAPH_NEIGHBOURS], and the scale of
         distances."""
         return neighbourhood(self.points)
@@ -926,13 +960,13 @@ class NearestNeighbours(StudentMethod):
         if len(known) <= GRAPH_NEIGHBOURS:
             raise ValueError(f"{len(known)} labels; neighbours need more than {GRAPH_NEIGHBOURS}")
         points, classes = found.points[known], len(task.classes)
-        shown = F.one_hot(torch.from_numpy(labels[known]), classes).float()
+        shown = np.eye(classes, dtype=np.float32)[labels[known]]
         _, _, scales = found.near if len(known) == len(labels) else neighbourhood(points)
         spec = found.map.spec.model_copy(
             update={"projection": "graph", "coordinates": classes, "points": len(points)}
         )
-        weights = torch.zeros((spec.width, classes))
-        weights[spec.components :] = NEIGHBOUR_SHARE_FACTOR * torch.eye(classes)
+        weights = np.zeros((spec.width, classes), np.float32)
+        weights[spec.components :] = NEIGHBOUR_SHARE_FACTOR * np.eye(classes)
         tensors = {
             "mean": found.map.tensors["mean"],
             "basis": found.basis,
@@ -940,17 +974,19 @@ class NearestNeighbours(StudentMethod):
             "scales": scales,
             "coordinates": shown,
         }
-        part = LinearPart(FeatureMap(spec, task.spec, tensors), weights, torch.zeros(classes))
+        part = LinearPart(
+            FeatureMap(spec, task.spec, tensors), weights, np.zeros(classes, np.float32)
+        )
         return linear_student(task.spec, task.classes, {"method": "neighbours"}, [part])
 
     def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
         """What the labels of other folds say of each input."""
         points, labels = task.cached(Neighbourhoods).points, self._labels(task, answers.only(~rows))
         known = np.flatnonzero((labels >= 0) & ~rows)
-        shown = F.one_hot(torch.from_numpy(labels[known]), len(task.classes)).float()
+        shown = np.eye(len(task.classes), dtype=np.float32)[labels[known]]
         _, _, scales = neighbourhood(points[known])
         scores = extend(points[rows], points[known], scales, shown)
-        probabilities: Floats = (NEIGHBOUR_SHARE_FACTOR * scores).softmax(1).numpy()
+        probabilities: Floats = softmax(NEIGHBOUR_SHARE_FACTOR * scores, axis=1)
         return probabilities
 
     @staticmethod
@@ -959,15 +995,13 @@ class NearestNeighbours(StudentMethod):
         if not answers.noise:
             return answers.labels
         weights, index, _ = task.cached(Neighbourhoods).near
-        known = torch.from_numpy(answers.known).float()
-        mean = torch.from_numpy(answers.shares).float()
+        known, fitted = answers.known.astype(np.float64), answers.shares
         for _ in range(AVERAGING_ROUNDS):
             of_known = weights * known[index]
-            of_known /= of_known.sum(1, keepdim=True).clamp_min(1e-9)
-            blocks = torch.split(torch.arange(len(mean)), BLOCK_ROWS)
-            mean = torch.cat([(of_known[at, :, None] * mean[index[at]]).sum(1) for at in blocks])
-            known = torch.ones(len(mean))
-        fitted = mean.double().numpy()
+            of_known /= np.maximum(of_known.sum(axis=1, keepdims=True), 1e-9)
+            starts = np.arange(len(fitted) + 1) * index.shape[1]
+            near = csr_array((of_known.ravel(), index.ravel(), starts), shape=(len(fitted),) * 2)
+            fitted, known = near @ fitted, np.ones(len(fitted))
         own = _own_weight(fitted, answers)
         fitted[answers.known] += own * (answers.shares - fitted)[answers.known]
         if len(task.classes) >= MANY_CLASSES:

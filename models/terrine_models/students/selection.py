@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
@@ -290,15 +289,14 @@ def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArra
 
 def _points(x: NDArray[np.generic], inputs: InputSpec) -> NDArray[np.float64]:
     """[N, at most ORDER_COMPONENTS]: principal components of the features of inputs [N, *shape]."""
-    blocks = [
-        torch.from_numpy(np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32))
-        for at in range(0, len(x), BLOCK_IMAGES)
-    ]
+    blocks = [x[at : at + BLOCK_IMAGES] for at in range(0, len(x), BLOCK_IMAGES)]
     base = base_of(inputs)
-    features = torch.cat(side_by_side(lambda block: base_features(base, block, inputs), blocks))
-    centred = (features - features.mean(0)).numpy()
+    found = side_by_side(lambda block: base_features(base, block, inputs), blocks)
+    features = np.concatenate(found)
+    centred = features - features.mean(axis=0)
     width = min(ORDER_COMPONENTS, *centred.shape)
     random = np.random.default_rng(0).standard_normal((centred.shape[1], width), dtype=np.float32)
     for _ in range(3):  # subspace iteration
         random, _ = np.linalg.qr(centred.T @ (centred @ random))
-    return (centred @ random).astype(np.float64)
+    points: NDArray[np.float64] = (centred @ random).astype(np.float64)
+    return points

@@ -238,7 +238,7 @@ class HeadTeachers(ShardTeachers):
         def train(teacher: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = shards.records_of(teacher)
             if augmentations:
-                draws = draws_for(shards.seed, teacher, len(x) * augmentations)
+                draws = torch.from_numpy(draws_for(shards.seed, teacher, len(x) * augmentations))
                 repeated = x.repeat_interleave(augmentations, 0)
                 x = torch.cat([x, distorted(repeated, draws, spec, rotation, elastic)])
                 y = torch.cat([y, y.repeat_interleave(augmentations)])

@@ -394,7 +394,8 @@ def coordinates(
 
     So no row's depend on another row (docs/privacy/neighbours.md).
     """
-    between, components = features.tensors.get("between"), features.spec.components
+    features, components = features.to("cpu"), features.spec.components
+    between = features.tensors.get("between")
     found = np.empty((len(x), features.spec.width), np.float32)
 
     def locate(start: int) -> None:

@@ -133,6 +133,7 @@ def train_ensemble(
         features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
     elif features:
         files |= features.save(work)
+        features = features.to("cpu")
     if pool is not None and POOL_FILE not in files:
         made = pool.to_bytes()
         write_atomically(work / POOL_FILE, made, public=True)

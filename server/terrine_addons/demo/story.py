@@ -349,7 +349,7 @@ class Demo:
         if (self.out / "student" / "accuracy.png").exists():
             self._say(f"  {self.out}/student/accuracy.png      accuracy and ε against queries")
         for line in (
-            f"{self.out}/student/                  its student: model.safetensors, report.json",
+            f"{self.out}/student/                  its student, with card and privacy.json",
             f"{self.out}/demo.json                 all figures",
             f"terrine --data-dir {data} ledger show {PROJECT}",
             f"terrine --data-dir {data} ledger verify",

@@ -1,4 +1,4 @@
-"""Teachers and public backbones that were trained elsewhere, as ONNX files."""
+"""ONNX files: of teachers and public backbones that were trained elsewhere, and of students."""
 
 from terrine_models.addons import Addon
 
@@ -7,6 +7,10 @@ ADDON = Addon(
         "ensemble import": (
             "terrine_addons.onnx.commands:import_",
             "Import teachers that you have: check ONNX files and copy them into an ensemble.",
+        ),
+        "student export": (
+            "terrine_addons.onnx.students:export_",
+            "Write a student as an ONNX graph, which any runtime loads without Terrine.",
         ),
         "ensemble split": (
             "terrine_addons.onnx.commands:split_",

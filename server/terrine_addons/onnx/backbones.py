@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from terrine_addons.onnx.models import (
     CheckRequest,
@@ -22,6 +21,7 @@ from terrine_addons.onnx.models import (
     pass_on_exhaustion,
 )
 from terrine_models.data.arrays import InputSpec
+from terrine_models.features.arrays import Array, like
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     PublicModel,
@@ -79,13 +79,14 @@ class OnnxBackbone:
                 f"{directory / BACKBONE_FILE} was altered: the manifest has another SHA-256."
             )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Array) -> Array:
         """Embeddings [B, D] in float32 of inputs [B, *shape], each row by itself.
 
         0 for what is not finite, and for a row on which the model fails: what one row raises must
         not stop the others. Raises MemoryError.
         """
-        rows, found = x.cpu().numpy(), np.zeros((len(x), self.source.width), np.float32)
+        rows = x if isinstance(x, np.ndarray) else x.cpu().numpy()
+        found = np.zeros((len(rows), self.source.width), np.float32)
         for row, embedding in zip(rows, found, strict=True):
             try:
                 values = self.model(row[None])
@@ -95,7 +96,7 @@ class OnnxBackbone:
             with np.errstate(over="ignore"):  # of float64
                 embedding[:] = values.reshape(self.source.width)
         np.nan_to_num(found, copy=False, posinf=0.0, neginf=0.0)
-        return torch.from_numpy(found).to(x.device)
+        return like(found, x)
 
 
 def _checked(path: Path, inputs: InputSpec) -> FileFinding:

@@ -106,6 +106,10 @@ COMMANDS: Commands = {
         f"{HERE}.distilling:predict",
         "Predict the classes of inputs with a trained student. Needs no server and costs nothing.",
     ),
+    "student verify": (
+        f"{HERE}.student:verify",
+        "Compare a student's privacy.json with its files, its card, the service and the log.",
+    ),
     "student budget": (f"{HERE}.student:budget", "Show the account of the token's project."),
 }
 """The server's own commands, in the order in which help lists them."""

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
-from scipy.stats import binomtest
 
 from terrine_client import Client
-from terrine_client._report import format_metrics
+from terrine_client._report import find_interval, format_metrics
 from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
 from terrine_models.data.images import list_images
 from terrine_models.students.models import Student, Threshold, Training
@@ -206,8 +205,8 @@ def summarize(report: Report, out: Path) -> Table:
 
 
 def _interval(share: float, inputs: int) -> str:
-    between = binomtest(round(share * inputs), inputs).proportion_ci(method="wilson")
-    return f"{between.low:.1%} to {between.high:.1%}"
+    low, high = find_interval(share, inputs)
+    return f"{low:.1%} to {high:.1%}"
 
 
 def _meaning(report: Report) -> str:

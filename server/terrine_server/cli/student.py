@@ -12,9 +12,10 @@ import numpy as np
 import typer
 
 from terrine_client import NO_COUNT, Client, Labels
+from terrine_client._privacy import verify_papers
 from terrine_protocol import Outcome
 from terrine_protocol.files import open_regular_file, read, replacing
-from terrine_server.cli.console import fail, output, say, with_json, writing
+from terrine_server.cli.console import console, fail, output, say, tabulate, with_json, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.formats import CsvWriter
 
@@ -117,6 +118,50 @@ def budget(context: typer.Context) -> None:
         "queries left": f"at least {account.affordable}",
     }
     output(account, people)
+
+
+def verify(
+    context: typer.Context,
+    student: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the student, with privacy.json.")
+    ] = Path("student"),
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Whose signatures the transparency log needs. Without it, who signed the log is "
+            "not checked.",
+        ),
+    ] = None,
+) -> None:
+    """Compare a student's privacy.json with its files, its card, the service and the log.
+
+    The token must be of the project that the student learned from. Exits with 1 if anything is
+    wrong.
+
+    [bold]Example[/bold]: terrine student --url https://labels.example.org verify student
+    --policy policy
+    """
+    with connect(context) as client:
+        found = verify_papers(client, student, policy)
+    stated, log = found.statement, found.log
+    signed = "by whom it is signed was not checked: --policy" if policy is None else "signed"
+    rows = {
+        "project": f"{stated.project}, on the ensemble {stated.ensemble}",
+        "protects": stated.unit,
+        "budget": f"ε = {stated.epsilon:g}, δ = {stated.delta:g}; spent then: ε = "
+        f"{stated.epsilon_spent:.6g} by {stated.charges:,} entries",
+        "files": ", ".join(sorted(stated.files)),
+    }
+    if log is not None and log.checkpoint is not None:
+        rows["log"] = f"{log.checkpoint.size:,} entries, {signed}"
+        rows["receipts"] = f"{len(log.proofs):,} of {stated.receipts:,} are proven to be in it"
+    console.print(tabulate(rows))
+    if log is not None and log.waiting and log.checkpoint is not None:
+        say(f"{len(log.waiting):,} receipts are too new for the log: verify them again later.")
+    if found.problems:
+        fail("\n".join([f"{student} does not verify:", *found.problems]))
+    say(f"{student} verifies.")
 
 
 @contextmanager
