@@ -8,8 +8,39 @@ from datetime import datetime
 from typing import Any, Literal
 
 Unit = Literal["μ", "ε", "D₂"]
-Part = Literal["noise", "mechanisms", "service", "ledger"]
+Part = Literal["noise", "mechanisms", "service", "student", "ledger"]
 Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "nothing there"]
+
+
+@dataclass(frozen=True)
+class AttackFigures:
+    """How often an attack on students told which of two versions of a record was there.
+
+    Limits have 95 % confidence; what is allowed is what (ε, δ) leaves to the best attack.
+    """
+
+    students: int
+    """That were attacked, beside those from which the attacker learned."""
+    guesses: int
+    right: float
+    """The share of guesses that were right, of toss-ups."""
+    right_limits: tuple[float, float]
+    right_allowed: float
+    caught: float
+    """Of the first versions, where one in a hundred second ones is taken for a first."""
+    caught_limits: tuple[float, float]
+    caught_allowed: float
+    auc: float
+
+    def in_words(self) -> str:
+        """Return the figures as a sentence."""
+        right, caught = self.right_limits, self.caught_limits
+        return (
+            f"{self.guesses:,} guesses about {self.students} students: right on {self.right:.1%} "
+            f"({right[0]:.1%} to {right[1]:.1%}), allowed {self.right_allowed:.1%}; caught at 1 "
+            f"false accusation in 100: {self.caught:.1%} ({caught[0]:.1%} to {caught[1]:.1%}), "
+            f"allowed {self.caught_allowed:.1%}; AUC {self.auc:.3f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -30,6 +61,8 @@ class AuditFinding:
     measured: float | None = None
     price: float | None = None
     exact: float | None = None
+    attack: AttackFigures | None = None
+    """Of an attack on students."""
 
     @property
     def passed(self) -> bool:
@@ -80,6 +113,13 @@ class AuditReport:
     def passed(self) -> bool:
         """Return whether every finding passed."""
         return all(finding.passed for finding in self.findings)
+
+    @property
+    def best_attack(self) -> AttackFigures | None:
+        """The figures of the best attack on students of a project; None if none were attacked."""
+        tried = (each for each in self.findings if not each.verdict.startswith("claim"))
+        found = (each.attack for each in tried if each.attack is not None)
+        return max(found, key=lambda attack: attack.right, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, with_json
+from terrine_server.progress import stages_bar
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from terrine_models.data.arrays import Dataset
     from terrine_server.findings import AuditFinding, AuditReport
     from terrine_server.ledger import Ledger
 
@@ -26,14 +31,16 @@ class Subject(StrEnum):
     MECHANISMS = "mechanisms"
     SERVICE = "service"
     LEDGER = "ledger"
+    STUDENT = "student"
 
 
+BY_DEFAULT = (Subject.MECHANISMS, Subject.SERVICE, Subject.LEDGER)
 CONFIDENCE = 0.999
 """Probability that nothing sound fails by chance."""
 
 
-STATISTICAL_PARTS = 3
-"""The noise, the mechanisms and the service share the probability of a false alarm."""
+STATISTICAL_PARTS = 4
+"""Noise, mechanisms, the service and students share the probability of a false alarm."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,24 @@ class SampleSizes:
     """Draws of each kind of noise."""
     students: int
     """Students of the attacked service, in each world, of each adversary."""
+    trained: int
+    """Students that are trained and attacked themselves."""
 
 
-FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200)
-QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40)
+FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200, trained=192)
+QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40, trained=64)
+
+
+@dataclass(frozen=True)
+class StudentOptions:
+    """What students are trained on, to be attacked themselves."""
+
+    public: Path | None = None
+    """Labelled public records; None: scikit-learn's digits."""
+    label: str | None = None
+    classes: str | None = None
+    epsilon: float = 1.0
+    students: int | None = None
 
 
 def run_audit(
@@ -59,6 +80,7 @@ def run_audit(
     seed: int,
     ledger: Ledger | None,
     on_finding: Callable[[AuditFinding], None] = lambda finding: None,
+    students: StudentOptions | None = None,
 ) -> AuditReport:
     """Audit the subjects; pass each finding to `on_finding` as it comes.
 
@@ -69,7 +91,8 @@ def run_audit(
 
     start = time.monotonic()
     findings = []
-    for finding in _findings(subjects, effort, (1 - confidence) / STATISTICAL_PARTS, seed, ledger):
+    level = (1 - confidence) / STATISTICAL_PARTS
+    for finding in _findings(subjects, effort, level, seed, ledger, students or StudentOptions()):
         findings.append(finding)
         on_finding(finding)
     return AuditReport(
@@ -83,6 +106,7 @@ def _findings(
     level: float,
     seed: int,
     ledger: Ledger | None,
+    students: StudentOptions,
 ) -> Iterator[AuditFinding]:
     import numpy as np
 
@@ -102,6 +126,8 @@ def _findings(
 
         yield from audit_service(effort.students, level / 2, choice)
         yield from audit_people(effort.students, level / 2, choice)
+    if "student" in subjects:
+        yield from _attack_students(students, effort.trained, level, seed, choice)
     if "ledger" in subjects and ledger is not None:
         yield from audit_ledger(ledger)
     elif "ledger" in subjects:
@@ -110,14 +136,49 @@ def _findings(
         )
 
 
+def _attack_students(
+    given: StudentOptions, usual: int, level: float, seed: int, choice: np.random.Generator
+) -> Iterator[AuditFinding]:
+    from terrine_addons.audit.membership import Material, audit_students, digits
+
+    data = digits() if given.public is None else _read_public(given.public, given)
+    with errors.status("Choosing how a project would ask"):
+        material = Material.of(data, epsilon=given.epsilon, seed=seed)
+    students = usual if given.students is None else given.students
+    with stages_bar(errors, "Training students") as (progress,):
+        yield from audit_students(material, students, level, choice, on_student=progress)
+
+
+def _read_public(path: Path, given: StudentOptions) -> Dataset:
+    from terrine_models.tables.loading import is_table, load_table
+    from terrine_models.tables.roles import propose_schema
+    from terrine_server.cli import reading
+
+    if not path.exists():
+        fail(f"There is no {path}.")
+    if not is_table(path):
+        if given.label is not None:
+            fail("--label is for tables.")
+        return reading.load_private(path, classes=given.classes, note=reading.note_aside)
+    if given.label is None:
+        fail("Which column is to be predicted? Name it with --label.")
+    found = propose_schema(
+        path,
+        label=given.label,
+        classes=reading.parse_classes(given.classes),
+        note=reading.note_aside,
+    )
+    return load_table(path, found.schema, reading.note_aside, public=True)
+
+
 @with_json
 def audit(
     subjects: Annotated[
         list[Subject] | None,
         typer.Argument(
-            metavar="[mechanisms] [service] [ledger]",
+            metavar="[mechanisms] [service] [ledger] [student]",
             show_default=False,
-            help="What to audit; by default all three.",
+            help="What to audit; by default the first three.",
         ),
     ] = None,
     quick: Annotated[
@@ -132,6 +193,35 @@ def audit(
             help="Seed for the votes and inputs to try, never for noise.",
         ),
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of students: labelled records that play the private ones. They must be public: "
+            "what is printed is of students with and without some of them. Default: small digits.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Of students, with a table: the column to predict."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="N|A,B,…", help="Of students, with IDX or .npz data: its classes."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of students: ε of their project.  [default: 1]")
+    ] = None,
+    students: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            max=100_000,
+            metavar="N",
+            help="How many to train: half to learn the attack from, half to attack.  "
+            "[default: 192, with --quick 64]",
+        ),
+    ] = None,
 ) -> None:
     """Measure how much privacy is lost, and compare it with what was charged.
 
@@ -139,13 +229,29 @@ def audit(
     [bold]service[/]: attacks over HTTP on two ensembles that differ in one teacher, by adversaries
     that choose the queries, have poisoned shards, or both; and on people who vote.
     [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
+    [bold]student[/]: membership attacks on what students say, who learned from records that are
+    public, with the noise of a first project.
 
     Exits with code 1 if a loss exceeds its price or the ledger does not add up.
     """
-    chosen = subjects or list(Subject)
+    chosen = subjects or list(BY_DEFAULT)
     import secrets
 
     from terrine_server import logs
+
+    named = {
+        "--public": public,
+        "--label": label,
+        "--classes": classes,
+        "--epsilon": epsilon,
+        "--students": students,
+    }
+    idle = [option for option, given in named.items() if given is not None]
+    if Subject.STUDENT not in chosen and idle:
+        fail(f"{', '.join(idle)}: only for the audit of students: terrine audit student …")
+    idle = [option for option in ("--label", "--classes") if named[option] is not None]
+    if public is None and idle:
+        fail(f"{', '.join(idle)} says how records are read: name these with --public FILE.")
 
     ledger = None if Subject.LEDGER not in chosen else _ledger(required=bool(subjects))
     logs.configure("error")
@@ -156,6 +262,7 @@ def audit(
         secrets.randbelow(2**32) if seed is None else seed,
         ledger,
         (lambda finding: None) if as_json() else _report,
+        StudentOptions(public, label, classes, 1.0 if epsilon is None else epsilon, students),
     )
     if as_json():
         print_json(report.to_json())
@@ -195,6 +302,14 @@ def _report(finding: AuditFinding) -> None:
 
 
 def _conclude(report: AuditReport) -> None:
+    if best := report.best_attack:
+        (errors if as_json() else console).print(
+            f"The best attack on students is right on {best.right:.1%} (at most "
+            f"{best.right_limits[1]:.1%} with 95 % confidence) of toss-ups between two versions of "
+            f"a record; the promise allows {best.right_allowed:.1%}.",
+            highlight=False,
+            soft_wrap=True,
+        )
     failed = [finding for finding in report.findings if not finding.passed]
     summary = (
         f"{len(report.findings)} findings in {report.seconds:.0f} s, "

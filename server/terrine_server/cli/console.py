@@ -208,8 +208,10 @@ def _extra(words: list[str]) -> str:
     match [word for word in words if word != "--json" and not word.startswith("--data-dir=")]:
         case ["student", *_]:
             return "student"
-        case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and "service" not in words:
-            return "auditor"  # attacks on a server need one
+        case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and not (
+            {"service", "student"} & {*words}
+        ):
+            return "auditor"  # attacks on a server, and on students, need one
         case ["ledger", *_]:
             return "auditor"
         case ["witness", *_]:

@@ -22,7 +22,7 @@ from terrine_addons.audit.mechanisms import CASES, audit_mechanisms
 from terrine_server.cli import app
 from terrine_server.privacy.noise import NoiseTable
 
-SMALL = SampleSizes(draws=5_000, noise=50_000, students=1)
+SMALL = SampleSizes(draws=5_000, noise=50_000, students=1, trained=16)
 FEW = [case for case in CASES if case.title in ("gnmax", "immutable, as published")]
 
 
