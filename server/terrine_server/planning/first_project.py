@@ -98,8 +98,9 @@ half a point."""
 MIN_NEAR, MAX_NEAR = 100, 960
 """Units near a query."""
 MIN_NEAR_OF_TEXTS = 400
-"""The same of rows with texts, of which many are about as near to a query as the nearest. With 100
-near each of 6,000 descriptions of packages a student is right on 66.0 %, with 400 on 66.9 %."""
+"""The same of rows with texts, of which many are about as near to a query as the nearest. In
+simulations with 6,000 descriptions of packages students were right on 66.0 % with 100 near each,
+and on 66.6 % with 400, and hardly anybody was exhausted before the end."""
 MIN_UNITS_PER_NEAR = 30
 """At most one unit in so many is near a query."""
 
