@@ -305,7 +305,10 @@ def plan_release(
     def largest(budget: float) -> float:
         place = bisect_right(MARGIN_EPSILONS, budget, key=lambda each: cost(each, delta))
         if place == 0:
-            raise ParameterError(f"ε = {epsilon:g} pays for no margins.")
+            raise ParameterError(
+                f"ε = {epsilon:g} is too small: {share:.0%} of it pays for no histograms of "
+                f"{questions:,} columns. A larger one would do, or fewer columns."
+            )
         return MARGIN_EPSILONS[place - 1]
 
     whole = cost(epsilon, delta * float(1 - 2 * SAMPLER_SHARE))

@@ -208,7 +208,13 @@ class Forecast:
 
 
 def compare_options(
-    setting: Setting, sample: Dataset, pool: PublicData, *, labelled: bool, people: bool
+    setting: Setting,
+    sample: Dataset,
+    pool: PublicData,
+    *,
+    labelled: bool,
+    people: bool,
+    only_designed: bool = False,
 ) -> Forecast:
     """Choose how records are asked, from public ones.
 
@@ -217,22 +223,26 @@ def compare_options(
     neighbours vote, unless the students of trained teachers, or of labels alone where these mostly
     agree, or of rows designed from a table's schema, are better by two standard errors: in AUC, of
     two classes, and else in balanced accuracy. Where nothing can be simulated, it is the option
-    whose votes have the least noise. Raises `ParameterError` if that is too much, or none can be
-    drawn.
+    whose votes have the least noise. `only_designed`: margins are released, so the choice is made.
+    Raises `ParameterError` if noise is too much, or none can be drawn.
     """
-    trained = _list_teacher_projects(setting)
-    neighbours = _find_neighbour_project(setting, sample, pool)
-    if not trained and neighbours is None:
-        raise ParameterError(
-            f"{setting.rows:,} rows need more noise for ε = {setting.epsilon:g} than can be drawn, "
-            "however the records are asked. Ask fewer rows, or use a larger epsilon."
-        )
+    trained, neighbours, designed = list[FirstProject](), None, None
+    if not only_designed:
+        trained = _list_teacher_projects(setting)
+        neighbours = _find_neighbour_project(setting, sample, pool)
     simulated = None
     if labelled and (sample.groups is not None or not people):
-        designed = find_designed_project(setting, sample.encoding)
+        designed = _find_designed_project(setting, sample.encoding)
         simulated = _simulate(sample, pool, trained, neighbours, designed)
+    if simulated is None and only_designed and sample.encoding is not None:
+        return forecast_design(setting, sample.encoding)
     if simulated is None:
         options = _sort_by_noise(trained[-1:], neighbours)
+        if not options:
+            raise ParameterError(
+                f"{setting.rows:,} rows need more noise for ε = {setting.epsilon:g} than can be "
+                "drawn, however the records are asked. Ask fewer rows, or use a larger epsilon."
+            )
         quietest = min(options, key=lambda each: each.fitted_noise)
         if quietest.too_noisy:
             raise ParameterError(_suggest_larger(quietest))
@@ -287,16 +297,29 @@ def _find_neighbour_project(
         return None
 
 
-def find_designed_project(setting: Setting, schema: TableSchema | None) -> FirstProject | None:
+def forecast_design(setting: Setting, schema: TableSchema) -> Forecast:
+    """Return what rows designed from a schema come to, where no public rows can try them out.
+
+    Raises DataError for columns that cannot be released, and `ParameterError` if noise is too much.
+    """
+    first = _design(setting, schema)
+    if first.too_noisy:
+        raise ParameterError(_suggest_larger(first))
+    return Forecast((Option(first, None),), None)
+
+
+def _find_designed_project(setting: Setting, schema: TableSchema | None) -> FirstProject | None:
     """Return the project of rows designed from a schema; None without one, or if it cannot be."""
-    if schema is None:
-        return None
     try:
-        questions = margin_questions(schema)
-        cells = max(each.cells for each in questions)
-        return setting.of_designed(questions=len(questions), cells=cells)
+        return None if schema is None else _design(setting, schema)
     except (DataError, ParameterError):
         return None
+
+
+def _design(setting: Setting, schema: TableSchema) -> FirstProject:
+    questions = margin_questions(schema)
+    cells = max(each.cells for each in questions)
+    return setting.of_designed(questions=len(questions), cells=cells)
 
 
 def _sort_by_noise(
@@ -323,11 +346,11 @@ def _suggest_larger(best: FirstProject) -> str:
     more = best.units * times ** (1 if best.neighbours is None else 2)
     step = 10 ** max(0, math.floor(math.log10(more)) - 1)
     return (
-        f"Too small: of {best.units:,} private units, at ε = {best.epsilon:g} noise would drown "
-        f"their votes however they are asked; with the best option, {best.option}, it is "
+        f"Too small: of {best.units:,} private units, at ε = {best.whole_epsilon:g} noise would "
+        f"drown their votes however they are asked; with the best option, {best.option}, it is "
         f"{times:.1f} times what a student can learn from. It needs about "
         f"{math.ceil(more / step) * step:,} units at this ε, or an ε of about "
-        f"{float(f'{best.epsilon * times:.2g}'):g}."
+        f"{float(f'{best.whole_epsilon * times:.2g}'):g}."
     )
 
 
@@ -575,10 +598,12 @@ def _simulate(
         if len(answered) == DRAWS:
             options.append(_Taught(confident, answered))
     if designed is not None:
-        of_rows = [found for draw in draws if (found := _ask_designed(draw, designed))]
-        if len(of_rows) == DRAWS:
-            taught = [draw.learn_counts(poll, designed) for draw, poll in of_rows]
+        of_rows = [_ask_designed(draw, designed) for draw in draws]
+        taught = [draw.learn_counts(poll, designed) for draw, poll in filter(None, of_rows)]
+        if len(taught) == DRAWS:
             options.append(_Taught(designed, taught))
+    if not options:
+        return None
     true = [Answers.of_labels(sample.labels[draw.learned], len(sample.classes)) for draw in draws]
     return options, [draw.learn(each, 0) for draw, each in zip(draws, true, strict=True)]
 
@@ -677,9 +702,10 @@ def _ask_designed(draw: _Draw, first: FirstProject) -> tuple[_Draw, _Poll] | Non
     noise = discrete_gaussian(first.release.sigma).sample(np.shape(seen), random.bytes)
     counts = np.array(seen) * first.units // len(cells) + noise
     margins = Margins.of_counts(questions, counts, sigma=first.release.sigma, units=first.units)
-    pool = design_pool(schema, margins, min(first.rows, MAX_LEARNED_ROWS), draw.seed)
-    votes, matches_prior = _cast_votes(own, pool.rows, teachers, pool, draw.seed)
-    task = Task(pool.rows, draw.sample.spec, draw.sample.classes, designed=pool)
+    pool = design_pool(schema, margins, first.rows, draw.seed, own.inputs.astype(np.float32))
+    asked = pool.rows[:MAX_LEARNED_ROWS]
+    votes, matches_prior = _cast_votes(own, asked, teachers, pool, draw.seed)
+    task = Task(asked, draw.sample.spec, draw.sample.classes, designed=pool)
     return replace(draw, task=task), _Poll(votes, teachers, teachers, matches_prior)
 
 
