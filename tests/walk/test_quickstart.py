@@ -20,6 +20,8 @@ from support.documents import ROOT, blocks
 from support.processes import REPEATED, SEED, Terrine, in_processes, killed_at
 from support.servers import Machine, serving_process
 from support.wording import Wording, holds
+from terrine_models.storage.manifests import POOL_FILE
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
@@ -209,8 +211,10 @@ def test_designed_rows_are_opened_where_they_are_clearly_better(
     assert votes.ensemble.population.id == margins.ensemble.population.id
     assert margins.terms.epsilon < votes.terms.epsilon < EPSILON
     assert margins.ensemble.units == votes.ensemble.units == 500, "people, not rows"
+    pool = DesignedPool.of_bytes((table.data / "ensembles" / "visits" / POOL_FILE).read_bytes())
+    assert len(pool.natural) == 800, "the public rows, and none that are drawn"
     holds(table.run(*given, "--yes").fine, "open", "already", "3")
-    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "visits-margins", "ε")
+    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "margins", "--epsilon")
 
 
 def test_a_schema_is_enough_and_with_public_rows_it_is_the_one_that_is_taken(

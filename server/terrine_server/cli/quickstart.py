@@ -18,7 +18,12 @@ from rich.table import Table
 
 from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import Margins, design_pool, margin_questions
+from terrine_models.tables.designed import (
+    NATURAL_ROWS,
+    Margins,
+    design_pool,
+    margin_questions,
+)
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
@@ -953,6 +958,11 @@ def _show_forecast(
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
     if rows.labelled is not None and forecast.students is not None and log.verbose:
         _show_options(forecast, rows.labelled)
+    if first.release is not None and rows.pool is not None:
+        log.note(
+            f"Published with the project: up to {NATURAL_ROWS:,} of the public rows, by which its "
+            "student says a class about as often as it occurs."
+        )
     log.show_notes()
 
 
