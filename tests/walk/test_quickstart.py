@@ -191,7 +191,7 @@ def test_designed_rows_are_opened_where_they_are_clearly_better(
     forecast_said = table.run(*given, "--yes", "--dry-run").fine
     holds(forecast_said, "designed", "histograms", "5%", "AUC")
     holds(forecast_said, "8,000", "designed", "trials")
-    assert "\nHow much  ε = 3, " in forecast_said, "margins and votes together"
+    assert re.search(r"^How much  ε = 3,", forecast_said, re.MULTILINE), "margins and votes"
     replies = [True, False]
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
