@@ -15,7 +15,7 @@ import pytest
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import NATURAL_ROWS, margin_questions
+from terrine_models.tables.designed import NATURAL_ROWS, Margins, margin_questions
 from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_server.planning import forecast
@@ -167,8 +167,15 @@ def test_designed_rows_are_not_chosen_where_numbers_go_together(tmp_path: Path) 
 
 
 def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    released, of_counts = [], Margins.of_counts
+
+    def keep(questions: Any, counts: np.ndarray, **given: Any) -> Margins:
+        released.append(counts)
+        return of_counts(questions, counts, **given)
+
+    monkeypatch.setattr(Margins, "of_counts", keep)
     sample = uneven(tmp_path / "uneven.csv", 800)
     assert sample.encoding is not None
     questions = margin_questions(sample.encoding)
@@ -184,9 +191,12 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
     known = {row.tobytes() for row in sample.inputs[draw.own]}
     assert all(row.tobytes() in known for row in pool.natural), "public rows, and none that tests"
     assert len(pool.natural) == min(NATURAL_ROWS, len(draw.own))
-    share = sample.labels[draw.own].mean()
     assert first.release is not None
-    assert pool.prior[1] == pytest.approx(share, abs=5 * first.release.sigma / first.units)
+    spread = 5 * first.release.sigma
+    [counts] = released
+    share = sample.labels[draw.own].mean()
+    assert counts[-1, :2] == pytest.approx(first.units * np.array([1 - share, share]), abs=spread)
+    assert np.count_nonzero(counts) > 0.9 * counts.size, "with noise in every cell"
     assert _ask_designed(draw, replace(first, teachers=first.units // 400)) is None, "too few"
 
 
