@@ -118,11 +118,11 @@ class _Methods(Connection[Any]):
 
     @operation
     def pool(self) -> Call[bytes]:
-        """What the owner designed to be asked, of a project without public data; free.
+        """What the owner designed to be asked, of a project that needs no public data; free.
 
-        An .npz archive: `x` float32 [R, D], the inputs, `natural` float32 [P, D], rows as common as
-        the released margins say, and `prior` float64 [m], the share of each class. Raises NotFound
-        for a project whose students have inputs of their own.
+        An .npz archive: `x` float32 [R, D], the inputs, `natural` float32 [P, D], rows as they
+        occur (public ones, or drawn as released margins are), and `prior` float64 [m], the share of
+        each class. Raises NotFound for a project whose students have inputs of their own.
         """
         return Call("GET", "/pool", bytes)
 

@@ -211,6 +211,9 @@ def test_each_category_and_each_tenth_of_a_number_is_asked_about_equally_often()
             "301 250",
             id="too many columns",
         ),
+        pytest.param(
+            [{"name": "note", "role": "text"}, COLUMNS[-1]], "note text ignored", id="prose"
+        ),
     ],
 )
 def test_what_cannot_be_designed_is_refused(changed: list[object], said: str) -> None:

@@ -6,20 +6,25 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.wording import refuses
-from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.data.arrays import Dataset, InputSpec, number_distinct_rows
 from terrine_models.features.maps import PublicData
+from terrine_models.tables.designed import NATURAL_ROWS, Margins, margin_questions
+from terrine_models.tables.loading import load_table, read_schema
+from terrine_models.tables.roles import propose_schema
 from terrine_server.planning import forecast
 from terrine_server.planning.first_project import Setting
 from terrine_server.planning.forecast import (
     Forecast,
     Option,
     PublicStandIns,
+    _ask_designed,
     _ask_teachers,
     _auc_lead,
     _Draw,
@@ -50,10 +55,17 @@ def public(rows: int, people: int | None = None) -> Dataset:
 
 
 def chosen(
-    sample: Dataset, setting: Setting = SETTING, *, labelled: bool = True, people: bool = False
+    sample: Dataset,
+    setting: Setting = SETTING,
+    *,
+    labelled: bool = True,
+    people: bool = False,
+    only_designed: bool = False,
 ) -> Forecast:
     pool = PublicData.declare("pool", sample.inputs)
-    return compare_options(setting, sample, pool, labelled=labelled, people=people)
+    return compare_options(
+        setting, sample, pool, labelled=labelled, people=people, only_designed=only_designed
+    )
 
 
 def by_name(found: Forecast) -> dict[str, Option]:
@@ -93,6 +105,99 @@ def test_clear_classes_are_learned_by_every_option_and_the_ranges_say_so(found: 
     assert found.students is found.options[0].forecast
     assert found.truth is not None
     assert found.truth.balanced_accuracy[1] > 0.85
+
+
+def table(path: Path, columns: np.ndarray, labels: np.ndarray) -> Dataset:
+    """Public rows of a table, read by the schema that is proposed for them."""
+    names = [*(f"c{at}" for at in range(columns.shape[1])), "label"]
+    rows = np.column_stack([columns, np.where(labels, "yes", "no")])
+    path.write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]) + "\n")
+    schema = path.with_suffix(".json")
+    schema.write_text(propose_schema(path, label="label", note=lambda _: None).to_json())
+    return load_table(path, read_schema(schema), lambda _: None, public=True)
+
+
+def uneven(path: Path, rows: int) -> Dataset:
+    """A rare class, which rare categories of any column make likelier."""
+    random = np.random.default_rng(0)
+    values = random.choice(5, (rows, 10), p=[0.8, 0.05, 0.05, 0.05, 0.05])
+    effects = np.random.default_rng(1).normal(0, 1.5, (10, 5)) * (np.arange(5) > 0)
+    score = effects[np.arange(10), values].sum(axis=1)
+    columns = np.char.add("v", values.astype(str))
+    return table(path, columns, random.random(rows) < 1 / (1 + np.exp(3.5 - score)))
+
+
+def correlated(path: Path, rows: int) -> Dataset:
+    """Numbers that are nearly the same in a row, in two halves whose difference is the class."""
+    random = np.random.default_rng(0)
+    labels = random.random(rows) < 0.5
+    apart = 0.03 * labels[:, None] * (np.arange(6) < 3)
+    numbers = random.random((rows, 1)) + random.normal(0, 0.02, (rows, 6)) + apart
+    return table(path, numbers.round(4), labels)
+
+
+def of_table(sample: Dataset, epsilon: float = 1, **given: Any) -> Forecast:
+    rows = int(number_distinct_rows(sample.inputs).max()) + 1
+    setting = Setting.of(units=20_000, rows=rows, classes=2, epsilon=epsilon)
+    return chosen(sample, setting, **given)
+
+
+def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(tmp_path: Path) -> None:
+    sample = uneven(tmp_path / "uneven.csv", 1_600)
+    found = of_table(sample, epsilon=0.5)
+    assert found.first.option == "designed rows"
+    assert by_name(found)["trained teachers"].worse
+    first = found.first
+    assert first.release is not None
+    assert first.whole_epsilon == 0.5
+    assert first.release.epsilon < first.epsilon < 0.5, "the margins take a share"
+    assert first.share == pytest.approx(
+        sum(each.cap_budget for each in first.all_terms) / first.cap.budget
+    )
+    assert of_table(sample, 0.5, only_designed=True).options[0].first == first, "it is fixed by now"
+    assert len(of_table(sample, 0.5, only_designed=True, labelled=False).options) == 1
+    untried = of_table(sample, labelled=False)
+    assert all(each.first.release is None for each in untried.options), "nothing tells how good"
+
+
+def test_designed_rows_are_not_chosen_where_numbers_go_together(tmp_path: Path) -> None:
+    found = of_table(correlated(tmp_path / "correlated.csv", 1_600))
+    assert found.first.option == "neighbours"
+    assert by_name(found)["designed rows"].worse
+
+
+def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, of_counts = [], Margins.of_counts
+
+    def keep(questions: Any, counts: np.ndarray, **given: Any) -> Margins:
+        released.append(counts)
+        return of_counts(questions, counts, **given)
+
+    monkeypatch.setattr(Margins, "of_counts", keep)
+    sample = uneven(tmp_path / "uneven.csv", 800)
+    assert sample.encoding is not None
+    questions = margin_questions(sample.encoding)
+    cells = max(each.cells for each in questions)
+    first = SETTING.of_designed(questions=len(questions), cells=cells)
+    draw = _Draw.of(sample, 0)
+    asked = _ask_designed(draw, first)
+    assert asked is not None
+    of_rows, poll = asked
+    pool = of_rows.task.designed
+    assert pool is not None
+    assert poll.votes.sum(axis=1).tolist() == [poll.stand_ins] * len(of_rows.task.x)
+    known = {row.tobytes() for row in sample.inputs[draw.own]}
+    assert all(row.tobytes() in known for row in pool.natural), "public rows, and none that tests"
+    assert len(pool.natural) == min(NATURAL_ROWS, len(draw.own))
+    assert first.release is not None
+    spread = 5 * first.release.sigma
+    [counts] = released
+    share = sample.labels[draw.own].mean()
+    assert counts[-1, :2] == pytest.approx(first.units * np.array([1 - share, share]), abs=spread)
+    assert np.count_nonzero(counts) > 0.9 * counts.size, "with noise in every cell"
+    assert _ask_designed(draw, replace(first, teachers=first.units // 400)) is None, "too few"
 
 
 def test_the_chosen_option_comes_first_and_then_the_better_students(found: Forecast) -> None:

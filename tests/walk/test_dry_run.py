@@ -43,7 +43,8 @@ GIVEN = ("quickstart", "--dry-run", "--public", "survey.csv", "--label", "ill")
 def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
     given = (*GIVEN, "--units", 4_000)
     said = terrine(*given, "--verbose").fine
-    for named in ("neighbours", "trained teachers", "confident answers", "true labels", "largest"):
+    options = ("neighbours", "trained teachers", "confident answers", "designed rows")
+    for named in (*options, "true labels", "largest"):
         holds(said, *named.split())
     for heading in ("Protects", "How much", "By what", "It buys", "It uses"):
         assert f"\n{heading}  " in f"\n{said}"
@@ -52,11 +53,7 @@ def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, sur
     assert command in said
     found = json.loads(terrine("--json", *given).fine)
     assert found["command"] == command
-    assert {each["way"] for each in found["ways"]} == {
-        "neighbours",
-        "trained teachers",
-        "confident answers",
-    }
+    assert {each["way"] for each in found["ways"]} == set(options)
     for each in [*found["ways"], {"forecast": found["true_labels"]}]:
         low, high = each["forecast"]["accuracy"]
         assert 0.7 < low < high <= 1

@@ -21,6 +21,7 @@ from support.processes import REPEATED, SEED, Terrine, in_processes, killed_at
 from support.servers import Machine, serving_process
 from support.wording import Wording, holds
 from terrine_client import Client
+from terrine_models.storage.manifests import POOL_FILE
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
@@ -174,6 +175,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
+    monkeypatch.setattr(forecast, "_find_designed_project", lambda *_: None)
     said = table.run(*TABLE, "--yes", "--verbose").fine
     assert "--rule rdp" in said
     assert "--mechanism confident_gnmax:" in said
@@ -182,6 +184,64 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     terms = ledger(table).project("visits").terms
     assert terms.affordable(Account()) >= int(certain[1].replace(",", ""))
     assert learned(table, said, "own.csv")["outcomes"]["answered"] > 20
+
+
+def test_designed_rows_are_opened_where_they_are_clearly_better(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
+    given = (*TABLE, "--group", "patient")
+    forecast_said = table.run(*given, "--yes", "--dry-run").fine
+    holds(forecast_said, "designed", "histograms", "5%", "AUC")
+    holds(forecast_said, "8,000", "designed", "trials")
+    assert re.search(r"^How much  ε = 3,", forecast_said, re.MULTILINE), "margins and votes"
+    replies = [True, False]
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
+    holds(table.run(*given).err, "Nothing", "done")
+    assert [each.name for each in ledger(table).ensembles()] == ["visits-margins"]
+    # Its histograms are released: what is clearly better now does not matter any more.
+    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)
+    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "visits-margins", "ε")
+    said = table.run(*given, "--yes").fine
+    holds(said, "trials", "public")
+    report = learned(table, said, "own.csv")
+    assert report["outcomes"] == {"answered": 8_000}
+    assert report["accuracy"] > 0.8
+    books = ledger(table)
+    votes, margins = (books.project(name) for name in ("visits", "visits-margins"))
+    assert margins.status == "closed"
+    assert votes.ensemble.population.id == margins.ensemble.population.id
+    assert margins.terms.epsilon < votes.terms.epsilon < EPSILON
+    assert margins.ensemble.units == votes.ensemble.units == 500, "people, not rows"
+    pool = DesignedPool.of_bytes((table.data / "ensembles" / "visits" / POOL_FILE).read_bytes())
+    assert len(pool.natural) == 800, "the public rows, and none that are drawn"
+    holds(table.run(*given, "--yes").fine, "open", "already", "3")
+    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "margins", "--epsilon")
+
+
+def test_a_schema_is_enough_and_with_public_rows_it_is_the_one_that_is_taken(
+    table: Machine,
+) -> None:
+    proposing = ("ensemble", "schema", "survey.csv", "--label", "ill", "--ignore", "patient")
+    table.run(*proposing, "--out", "stated.json").fine  # noqa: B018 - asserts
+    stated = ("quickstart", "visits.csv", "--schema", "stated.json", "--epsilon", "3")
+    holds(table.run(*stated, "--label", "ill", "--yes").err, "--schema")
+    holds(table.run(*stated, "--anyway", "--yes").err, "--anyway")
+    assert not table.data.exists()
+    both = table.run(*stated, "--public", "survey.csv", "--dry-run").fine
+    holds(both, "trials", "public")
+    assert "--public survey.csv --schema stated.json" in both
+    assert not Path("visits-schema.json").exists(), "none was proposed"
+    forecast_said = table.run(*stated, "--dry-run").fine
+    holds(forecast_said, "2,000", '"group"', "stated.json")
+    holds(forecast_said, "8,000", "designed", "cannot")
+    of_units = table.run("quickstart", "--dry-run", "--units", 2_000, *stated[2:]).fine
+    assert of_units.splitlines()[1:5] == forecast_said.splitlines()[1:5]
+    said = table.run(*stated, "--yes").fine
+    assert said.splitlines()[:5] == forecast_said.splitlines()[:5]
+    assert re.search(r"terrine student train$", said, re.MULTILINE), "it needs no file"
+    holds(table.run(*stated, "--yes").fine, "open", "already", "3")
 
 
 def test_idx_files_are_asked_as_the_student_reads_them(machine: Machine) -> None:

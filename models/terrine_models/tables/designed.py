@@ -116,6 +116,11 @@ def margin_questions(schema: TableSchema) -> tuple[Question, ...]:
 
     Raises DataError for more columns or categories than can be released.
     """
+    if prose := [column.name for column in schema.columns if column.role == "text"]:
+        raise DataError(
+            f"Column {listed(prose)} is text, and nobody can say which texts there may be. Give it "
+            "the role ignored, or ask public rows (--public)."
+        )
     found, start = list[Question](), 0
     for column in schema.columns:
         found += _questions_of(column, start)
@@ -242,7 +247,8 @@ class DesignedPool:
     rows: NDArray[np.float32]
     """[R, D], encoded: the questions."""
     natural: NDArray[np.float32]
-    """[P, D], drawn by the margins, each column for itself: to see how often a class is said."""
+    """[P, D], public rows or, if there are none, rows drawn by the margins, each column for itself:
+    to see how often a class is said."""
     prior: Floats
     """The share of each class, [m]."""
 
@@ -280,11 +286,24 @@ class DesignedPool:
 NATURAL_ROWS = 4_000
 
 
-def design_pool(schema: TableSchema, margins: Margins, rows: int, seed: int = 0) -> DesignedPool:
-    """Draw `rows` questions, no two of them equal as far as the schema allows."""
+def design_pool(
+    schema: TableSchema,
+    margins: Margins,
+    rows: int,
+    seed: int = 0,
+    public: NDArray[np.float32] | None = None,
+) -> DesignedPool:
+    """Draw `rows` questions, no two of them equal as far as the schema allows.
+
+    `public`: natural rows [P, D], if there are any. Their columns go together as those of margins
+    do not, so that with them a class is said about as often as it occurs.
+    """
     random = np.random.default_rng(seed)
     designed = _draw(schema, margins, rows, random, even=True)
-    natural = _draw(schema, margins, NATURAL_ROWS, random, even=False)
+    if public is None:
+        natural = _draw(schema, margins, NATURAL_ROWS, random, even=False)
+    else:
+        natural = random.permutation(public)[:NATURAL_ROWS].astype(np.float32)
     return DesignedPool(designed, natural, margins.prior)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import Margins, Question, design_pool, margin_questions
+from terrine_models.tables.designed import NATURAL_ROWS, Margins, design_pool, margin_questions
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
@@ -29,7 +29,6 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus, Role, TokenCreate
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
-from terrine_protocol.tables import TableSchema
 from terrine_server.cli import ensemble, reading, serve
 from terrine_server.cli.console import (
     as_json,
@@ -62,12 +61,10 @@ from terrine_server.owner.operations import (
 )
 from terrine_server.owner.sign_in import Tokens, load_secret_key
 from terrine_server.planning.first_project import (
-    CAP_IN_EPSILONS,
+    DESIGNED_ROWS,
     MARGIN_SHARE,
     FirstProject,
-    MarginRelease,
     Setting,
-    default_delta,
     max_guess_accuracy,
     plan_release,
 )
@@ -77,9 +74,10 @@ from terrine_server.planning.forecast import (
     Option,
     StudentForecast,
     compare_options,
+    forecast_design,
 )
-from terrine_server.privacy import Account, Cap, NoisyVotes, ParameterError, Terms, cap, quote
-from terrine_server.privacy.parameters import MAX_EPSILON, check_epsilon
+from terrine_server.privacy import Account
+from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.settings import Settings
 
@@ -87,9 +85,6 @@ LABEL = "quickstart"
 """Of the token, for the owner's records."""
 MARGINS = "-margins"
 """After the name of a project: that of the ensemble and the project of its margins."""
-DESIGNED_ROWS = (8_000, 4_000, 2_000, 1_000)
-"""How many rows are designed: fewer where more would need more noise than can be drawn. That costs
-little, as noise grows as information does."""
 MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
 
@@ -122,9 +117,11 @@ class _Notes:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What the command line says about the data. `public`: None if nothing is."""
+    """What the command line says about the data."""
 
-    public: Path
+    public: Path | None
+    schema: Path | None
+    """None: one is proposed."""
     label: str | None
     group: str | None
     columns: str | None
@@ -136,9 +133,26 @@ class DataOptions:
     embedding: Path | None
 
     @property
+    def pool(self) -> Path:
+        """The public data, where it is known that there are some."""
+        if self.public is None:
+            raise RuntimeError("there are no public data")
+        return self.public
+
+    @property
+    def asked(self) -> list[object]:
+        """The options that say what is asked."""
+        named = {"--public": self.public, "--schema": self.schema}
+        return [word for option, path in named.items() if path for word in (option, path)]
+
+    @property
     def table(self) -> list[object]:
         """The options that say what is in a table."""
-        named = {"--label": self.label, "--group": self.group, "--columns": self.columns}
+        named: dict[str, str | None] = {
+            "--label": self.label,
+            "--group": self.group,
+            "--columns": self.columns,
+        }
         named["--bins"] = self.bins
         named["--embedding"] = None if self.embedding is None else str(self.embedding)
         ignored = [word for name in self.ignore for word in ("--ignore", name)]
@@ -156,9 +170,9 @@ class DataOptions:
             fail("--images is for folders of pictures; a table has a schema.")
         if self.label is None:
             fail("Which column is to be predicted? Name it with --label.")
-        with stages_bar(console, f"Reading {self.public.name}") as (progress,):
+        with stages_bar(console, f"Reading {self.pool.name}") as (progress,):
             return propose_schema(
-                self.public,
+                self.pool,
                 label=self.label,
                 classes=reading.parse_classes(self.classes),
                 bins=reading.parse_bins(self.bins),
@@ -197,8 +211,8 @@ def quickstart(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Of a table, in place of --public: its public schema, from which rows to ask are "
-            "designed. `terrine ensemble schema --declare` makes one.",
+            help="Of a table: its public schema, if none is to be proposed. Without --public, rows "
+            "to ask are designed from it. `terrine ensemble schema` makes one.",
         ),
     ] = None,
     label: Annotated[
@@ -280,10 +294,10 @@ def quickstart(
 
       terrine quickstart --dry-run --units 32000 --public census-sample.csv --label income
     """
-    if (public is None) == (schema is None):
+    if public is None and schema is None:
         fail(
             "Say what students will ask: rows of --public data, or rows designed from the --schema "
-            "of a table. One of the two."
+            "of a table."
         )
     if (units is not None) != (private is None) or (private is None and not dry_run):
         fail("Name the private records; or give --dry-run, and with --units how many there are.")
@@ -293,25 +307,18 @@ def quickstart(
     if not (yes or dry_run) and not sys.stdin.isatty():
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     roles = tuple(ignore or ()), tuple(keep or ())
+    said = label, group, columns, classes, images, bins, *roles, embedding
+    given = DataOptions(public, schema, *said)
     if schema is not None:
-        said = label, group, columns, classes, images, bins, embedding, *roles
-        _check_designed(private, schema, said, anyway=anyway)
-    asked = schema if public is None else public
-    table = label, group, columns, classes, images, bins, *roles, embedding
-    given = DataOptions(asked or Path(), *table)
+        _check_stated(private, given, said, anyway=anyway)
     for path in (private, public, schema):
         if path is not None and not path.exists():
             fail(f"There is no {path}.")
-    name = _ensemble_name(private or given.public) if name is None else name
+    name = _ensemble_name(private or public or Path()) if name is None else name
     check_epsilon(epsilon)
     # Before anything is made.
     register = EnsembleRegister(name=name, population=population, disjoint=disjoint)
     settings, log = Settings(), _Notes(verbose=verbose)
-    if dry_run and schema is not None:
-        design = _Design.of(schema, private, units, epsilon, None, log)
-        design.show(log)
-        say("Nothing was made or spent. Without --dry-run, this asks before it does either.")
-        return
     if dry_run:
         _dry_run(private, units, given, settings, register, epsilon, log, anyway=anyway)
         return
@@ -324,282 +331,68 @@ def quickstart(
     try:
         record = ledger.project(name)
     except NotFound:
-        if schema is not None:
-            record = _open_designed(
-                private, schema, ledger, settings, register, epsilon, log, yes=yes
-            )
-        else:
-            record = _open(
-                private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
-            )
+        record = _open(
+            private, given, ledger, settings, register, epsilon, log, yes=yes, anyway=anyway
+        )
         say(f"Project {name} is open.")
     else:
-        if schema is not None:
-            epsilon = _votes_epsilon(schema, record, epsilon)
-        if record.terms.epsilon != epsilon:
-            fail(
-                f"{name} is open with ε = {record.terms.epsilon:g}, for good. Leave --epsilon "
-                "as it was, or choose another --name."
-            )
+        _check_epsilon_of(ledger, record, epsilon)
         say(f"Project {name} is open already, with ε = {epsilon:g}.")
-    _finish(None if schema is not None else given.public, ledger, settings, record)
+    _finish(public, ledger, settings, record)
 
 
-def _check_designed(
-    private: Path | None, schema: Path, said: Sequence[object], *, anyway: bool
+def _check_stated(
+    private: Path | None, given: DataOptions, said: Sequence[object], *, anyway: bool
 ) -> None:
-    """Refuse options that do not go with a schema alone."""
+    """Refuse what does not go with a schema that is stated."""
     if any(said):
         fail("A --schema says all that other options say of a table: leave them out, or edit it.")
-    if anyway:
+    if anyway and given.public is None:
         fail("--anyway is for trials on public rows, and with a --schema alone there are none.")
-    if private is not None and not is_table(private):
-        fail(
-            f"{private} is not a table. Only of rows of a table can be said what they may hold; "
-            "pictures and arrays need --public data to be asked about."
-        )
-
-
-@dataclass(frozen=True)
-class _Design:
-    """A project that asks rows designed from a schema, and its margins."""
-
-    schema: TableSchema
-    private: Dataset | None
-    release: MarginRelease
-    epsilon: float
-    first: FirstProject
-    unit: str
-
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        data: Path | None,
-        units: int | None,
-        epsilon: float,
-        joined: PopulationRecord | None,
-        log: _Notes,
-    ) -> _Design:
-        """Divide a budget between margins and votes, and choose how many rows and teachers."""
-        schema, private = read_schema(path), None
-        questions, unit = margin_questions(schema), "record"
-        if data is not None:
-            private = reading.load_private(data, path, None, None, None, log.note)
-            units = unit_count(private)
-            unit = "record" if private.group_column is None else private.group_column
-        if units is None:
-            raise RuntimeError("nobody knows how many units there are")
-        delta = default_delta(units)
-        try:
-            release = _plan_release(questions, units, epsilon, delta)
-        except ParameterError as error:
-            fail(f"ε = {epsilon:g} is too small for these columns: {error}")
-        limit = cap(min(CAP_IN_EPSILONS * epsilon, MAX_EPSILON), delta)
-        label = next(each for each in schema.columns if each.role == "label")
-        first = _choose_design(
-            units=units,
-            classes=len(label.values or ()),
-            epsilon=release.votes_epsilon,
-            joined=limit if joined is None else joined.limit,
-        )
-        return cls(
-            schema, private, release, epsilon, replace(first, joins=joined is not None), unit
-        )
-
-    def show(self, log: _Notes) -> None:
-        """Say in five lines who is protected, how much, by what, what it buys, and what it uses."""
-        first, release = self.first, self.release
-        several = " If a person can have several, give the column that names the person the role "
-        right = max_guess_accuracy(self.epsilon, first.delta)
-        prior = min(1.0, 2 * release.sigma / first.units)
-        units = "records" if self.unit == "record" else "people"
-        lines = {
-            "Protects": f"each single {self.unit}, of {first.units:,}."
-            + (f'{several}"group" in the schema.' if self.unit == "record" else ""),
-            "How much": f"ε = {self.epsilon:g}, δ = {first.delta:g} in all. Somebody who knows all "
-            "the others, and guesses which of two equally likely versions of this one is there, is "
-            f"right at most {right:.1%} of the time (50 % without any answer).",
-            "By what": f"{first.teachers:,} teachers: models, each trained on "
-            f"{first.units // first.teachers} or more {units} that no other is trained on. Random "
-            f"noise (σ = {first.sigma:g}) is added to the number of votes of each class. Before, "
-            f"{release.queries} histograms are released, of one row of each {self.unit}, with "
-            f"noise of σ = {release.sigma:g} in every count: how common classes are (within "
-            f"{prior:.1%}), and where the numbers of a column lie. They take {MARGIN_SHARE:.0%} of "
-            "the budget.",
-            "It buys": f"for certain, noisy votes on {first.rows:,} rows that are designed from "
-            "the schema, and published with the project. How good a student becomes cannot be "
-            "said: that would take labelled public rows.",
-            "It uses": f"{self._share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all "
-            "projects together may ever tell about these people. It cannot be changed later.",
-        }
-        for heading, text in lines.items():
-            console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
-        log.show_notes()
-
-    @property
-    def _share(self) -> float:
-        """Of the cap, that margins and votes reserve."""
-        return self.first.share + self.margins_terms.cap_budget / self.first.cap.budget
-
-    @property
-    def margins_terms(self) -> Terms:
-        """What the margins are released under."""
-        cells = max(each.cells for each in margin_questions(self.schema))
-        mechanism = NoisyVotes(self.first.units, cells, self.release.sigma)
-        return quote(
-            mechanism, self.release.epsilon, self.first.delta, cap_rule=self.first.cap.rule
-        )
-
-
-def _choose_design(*, units: int, classes: int, epsilon: float, joined: Cap) -> FirstProject:
-    """Return the project of as many designed rows as the noise that can be drawn pays for."""
-    for rows in DESIGNED_ROWS:
-        setting = Setting.of(
-            units=units, rows=rows, classes=classes, epsilon=epsilon, joined=joined
-        )
-        try:
-            first = setting.of_teachers(setting.numbers_of_teachers[-1])
-        except ParameterError as error:
-            why = error
-            continue
-        if first.too_noisy:
-            fail(_too_few(first))
-        return first
-    fail(f"ε = {epsilon:g} is too small: {why}")
-
-
-def _too_few(first: FirstProject) -> str:
-    return (
-        f"Too small: of {first.units:,} units, at ε = {first.epsilon:g} noise would drown the "
-        "votes of their teachers. More records or a larger ε would help."
-    )
-
-
-def _votes_epsilon(schema: Path, record: ProjectRecord, epsilon: float) -> float:
-    """Return what of ε is the project's own, beside its margins."""
-    units, delta = record.ensemble.units, record.terms.delta
-    questions = margin_questions(read_schema(schema))
-    return _plan_release(questions, units, epsilon, delta).votes_epsilon
-
-
-def _plan_release(
-    questions: Sequence[Question], units: int, epsilon: float, delta: float
-) -> MarginRelease:
-    cells = max(each.cells for each in questions)
-    return plan_release(
-        questions=len(questions), cells=cells, units=units, epsilon=epsilon, delta=delta
-    )
-
-
-def _open_designed(
-    data: Path,
-    schema: Path,
-    ledger: Ledger,
-    settings: Settings,
-    register: EnsembleRegister,
-    epsilon: float,
-    log: _Notes,
-    *,
-    yes: bool,
-) -> ProjectRecord:
-    """Release margins, design rows, train teachers, and open the project, as far as it is missing.
-
-    The margins are an ensemble and a project of their own, named after the other.
-    """
-    name = register.name
-    of_margins = register.model_copy(update={"name": f"{name}{MARGINS}"})
-    registered, joined = _find_population(ledger, of_margins)
-    design = _Design.of(schema, data, None, epsilon, joined, log)
-    first, private = design.first, design.private
-    if private is None:
-        raise RuntimeError("there are no private records")
-    if joined is None:
-        cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
-        of_margins = of_margins.model_copy(update=cap)
-    design.show(log)
-    of = register.population or DEFAULT_POPULATION if joined is None else joined.name
-    questions = margin_questions(design.schema)
-    directory = settings.ensembles_dir / of_margins.name
-    if not registered:
-        key = records_key(settings, make=True)
-        _ask(
-            f"Copy to {directory} in which cells of the histograms one row of each is, fix the cap "
-            f"of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and release the "
-            "histograms? The cap cannot be changed."
-            if joined is None
-            else f"Copy to {directory} in which cells of the histograms one row of each is, and "
-            f"release the histograms under the cap of {of}?",
-            yes,
-        )
-        if not directory.exists():
-            save_margin_voters(private, directory, name=of_margins.name, key=key)
-        register_ensemble(ledger, settings, of_margins)
-    asked = {"name": "noisy_votes", "sigma": design.release.sigma}
-    try:
-        record = ledger.project(of_margins.name)
-    except NotFound:
-        record = open_project(
-            ledger,
-            ProjectOpen(
-                name=of_margins.name,
-                ensemble=of_margins.name,
-                mechanism=asked,
-                epsilon=design.release.epsilon,
-                delta=first.delta,
-                purpose="Histograms of the columns, from which rows to ask are designed.",
-            ),
-        )
-    directory = settings.ensembles_dir / name
-    if not directory.exists():
-        voters = LocalVoters(settings.data_dir, "cpu")
-        counts = ask_every_question(ledger, voters, record.name)
-        sigma = float(str(record.mechanism["sigma"]))
-        margins = Margins.of_counts(questions, counts, sigma=sigma, units=first.units)
-        pool = design_pool(design.schema, margins, first.rows)
-        _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
-        with teachers_bar(console, first.teachers) as on_trained:
-            train_ensemble(
-                private,
-                directory,
-                name=name,
-                teachers=first.teachers,
-                pool=pool,
-                on_trained=on_trained,
-                key=records_key(settings, make=True),
+    for path in (private, given.public):
+        if path is not None and not is_table(path):
+            fail(
+                f"{path} is not a table. Only of rows of a table can be said what they may hold; "
+                "pictures and arrays have no --schema, and need --public data to be asked about."
             )
-    else:
-        _check_same(directory, private, first)
-    if not _find_population(ledger, register)[0]:
-        register_ensemble(
-            ledger, settings, EnsembleRegister(name=name, population=register.population)
+
+
+def _check_epsilon_of(ledger: Ledger, record: ProjectRecord, epsilon: float) -> None:
+    """Refuse another ε than that of an open project, with its margins if it has any."""
+    terms, has = record.terms, f"ε = {record.terms.epsilon:g}"
+    of_votes = epsilon
+    if record.ensemble.facts.designed and _is_registered(ledger, f"{record.name}{MARGINS}"):
+        margins = ledger.project(f"{record.name}{MARGINS}")
+        has += f", beside its margins with ε = {margins.terms.epsilon:g}"
+        of_votes = plan_release(
+            questions=int(margins.ensemble.facts.input.high) + 1,
+            cells=len(margins.ensemble.facts.classes),
+            units=record.ensemble.units,
+            epsilon=epsilon,
+            delta=terms.delta,
+        ).votes_epsilon
+    if terms.epsilon != of_votes:
+        fail(
+            f"{record.name} is open with {has}, for good. Leave --epsilon as it was, or choose "
+            "another --name."
         )
-    opened = open_project(
-        ledger,
-        ProjectOpen(
-            name=name,
-            ensemble=name,
-            mechanism=first.spec,
-            epsilon=first.epsilon,
-            delta=first.delta,
-        ),
-    )
-    ledger.set_status(of_margins.name, ProjectStatus.CLOSED)
-    return opened
 
 
 @dataclass(frozen=True)
 class _Rows:
     """The files, as a project would read them."""
 
-    like: Dataset
-    """The private records; public ones where a dry run has none."""
+    like: Dataset | None
+    """The private records; public ones where a dry run has none, and None if there are neither."""
     units: int
-    pool: PublicData
+    person: str | None
+    """What names people, each protected with all records; None if each record is alone."""
+    pool: PublicData | None
+    """None: rows are designed from the schema."""
     labelled: Dataset | None
     schema: Path | None
     rows_of_people: str
-    """That people have several rows, if none are named but a column seems to name them."""
+    """What to do if people have several rows, and none are named."""
 
 
 def _dry_run(
@@ -627,9 +420,9 @@ def _dry_run(
             rows, given = _read(private, given, out, log, yes=True)
         forecast = _forecast(rows, epsilon, joined)
     if ledger is not None and joined is not None:
-        by_person = rows.like.groups is not None
+        by_person = rows.person is not None
         _check_joining(ledger, register.name, joined, forecast.first, by_person=by_person)
-    words = ["quickstart", private or "PRIVATE", "--public", given.public]
+    words = ["quickstart", private or "PRIVATE", *given.asked]
     command = command_text(*words, *given.table, *given.formats, "--epsilon", f"{epsilon:g}")
     if as_json():
         options = [
@@ -647,21 +440,39 @@ def _read_public(
     units: int, given: DataOptions, out: Path, log: _Notes
 ) -> tuple[_Rows, DataOptions]:
     """Read labelled public rows, in place of private ones too, of which there are so many units."""
-    schema, given = _find_schema(given.public, given, out, log, yes=True)
+    if given.public is None and given.schema is not None:
+        columns = read_schema(given.schema).columns
+        person = next((each.name for each in columns if each.role == "group"), None)
+        return _Rows(None, units, person, None, None, given.schema, _if_several(given)), given
+    public = given.pool
+    schema, given = _find_schema(public, given, out, log, yes=True)
     try:
         if schema is not None:
-            data = reading.load_labelled_rows(given.public, read_schema(schema), log.note)
+            data = reading.load_labelled_rows(public, read_schema(schema), log.note)
         else:
             classes, images = given.classes, given.images
-            data = reading.load_private(given.public, None, classes, images, given.public, log.note)
+            data = reading.load_private(public, None, classes, images, public, log.note)
     except DataError as error:
         fail(
             f"What a student will be cannot be forecast without public labels: {error} With "
             "PRIVATE in place of --units, this says what is certain. `terrine plan` ranks "
             "mechanisms by right answers, if teachers agree as its --consensus says."
         )
-    pool = PublicData.declare(given.public.name, data.inputs, labels=data.labels)
-    return _Rows(data, units, pool, data, schema, ""), given
+    pool = PublicData.declare(public.name, data.inputs, labels=data.labels)
+    person = _find_person(data)
+    return _Rows(data, units, person, pool, data, schema, _if_several(given)), given
+
+
+def _find_person(records: Dataset) -> str | None:
+    """Return what names the people of records, if anything does."""
+    return None if records.groups is None else records.group_column or "person"
+
+
+def _if_several(given: DataOptions) -> str:
+    how = "say which column names the person: --group."
+    if given.schema is not None:
+        how = f'give the column that names the person the role "group" in {given.schema}.'
+    return f" If a person can have several, {how}"
 
 
 def _read(
@@ -674,32 +485,57 @@ def _read(
     records = reading.load_private(
         private, schema, classes, given.images, given.public, read.append
     )
-    pool, labelled = ensemble.load_pool(given.public, records, read.append)
-    log.notes += [ensemble.describe_private_rows(pool, records), *read]
-    several = _rows_of_people(private, schema) if records.groups is None else ""
-    return _Rows(records, unit_count(records), pool, labelled, schema, several), given
+    pool = labelled = None
+    if given.public is not None:
+        pool, labelled = ensemble.load_pool(given.public, records, read.append)
+        log.notes.append(ensemble.describe_private_rows(pool, records))
+    log.notes += read
+    several, person = _if_several(given), _find_person(records)
+    if person is None:
+        several = _rows_of_people(private, schema, given) or several
+    return _Rows(records, unit_count(records), person, pool, labelled, schema, several), given
 
 
-def _forecast(rows: _Rows, epsilon: float, joined: PopulationRecord | None) -> Forecast:
-    """Forecast what each way to ask the records would buy, from public rows."""
+def _forecast(
+    rows: _Rows, epsilon: float, joined: PopulationRecord | None, *, only_designed: bool = False
+) -> Forecast:
+    """Forecast what each way to ask the records would buy, from public rows if there are any.
+
+    `only_designed`: margins are released already, so no other way is open.
+    """
     like, pool, sample = rows.like, rows.pool, rows.labelled
+    encoding = None if rows.schema is None else read_schema(rows.schema)
+    limit = None if joined is None else joined.limit
+    if pool is None or like is None:
+        if encoding is None:
+            raise RuntimeError("there is nothing to ask")
+        label = next(each for each in encoding.columns if each.role == "label")
+        setting = Setting.of(
+            units=rows.units,
+            rows=DESIGNED_ROWS[0],
+            classes=len(label.values or ()),
+            epsilon=epsilon,
+            joined=limit,
+        )
+        return forecast_design(setting, encoding)
     setting = Setting.of(
         units=rows.units,
         rows=int(number_distinct_rows(pool.inputs).max()) + 1,
         classes=len(like.classes),
         epsilon=epsilon,
-        joined=None if joined is None else joined.limit,
+        joined=limit,
     )
     if sample is None:
         unknown = np.zeros(len(pool.inputs), np.int64)
-        sample = Dataset(pool.inputs, unknown, like.classes, like.spec)
+        sample = Dataset(pool.inputs, unknown, like.classes, like.spec, encoding=encoding)
     with console.status("Simulating each option on public rows"):
         return compare_options(
             setting,
             sample,
             pool,
             labelled=rows.labelled is not None,
-            people=like.groups is not None,
+            people=rows.person is not None,
+            only_designed=only_designed,
         )
 
 
@@ -717,10 +553,12 @@ def _open(
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
     name = register.name
-    registered, joined = _find_population(ledger, register)
+    of_margins = register.model_copy(update={"name": f"{name}{MARGINS}"})
+    begun = _is_registered(ledger, of_margins.name)
+    registered, joined = _find_population(ledger, of_margins if begun else register)
     directory = settings.ensembles_dir / name
     schema = _schema_file(settings, name)
-    proposed = not schema.exists()
+    proposed = given.schema is None and not schema.exists()
     rows, given = _read(data, given, schema, log, yes=yes)
     if rows.schema is not None and proposed:
         log.notes.insert(
@@ -730,25 +568,28 @@ def _open(
             'it (a column to leave out has the role "ignored"), or remove it and use --ignore and '
             "--keep; and run this again.",
         )
-    private = rows.like
-    forecast = _forecast(rows, epsilon, joined)
+    if (private := rows.like) is None:
+        raise RuntimeError("there are no private records")
+    forecast = _forecast(rows, epsilon, joined, only_designed=begun)
     first = forecast.first
     if joined is None:
         cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
-        register = register.model_copy(update=cap)
-    else:
+        register, of_margins = (each.model_copy(update=cap) for each in (register, of_margins))
+    elif not begun:
         _check_joining(ledger, name, joined, first, by_person=private.groups is not None)
-    opening = ProjectOpen(
-        name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
-    )
     _show_forecast(forecast, rows, joined, log)
     _check_above_chance(forecast, rows.schema, anyway=anyway)
+    of = register.population or DEFAULT_POPULATION if joined is None else joined.name
+    if first.release is not None:
+        _release_margins(private, first, ledger, settings, of_margins, of, yes=yes)
+        return _open_designed(private, rows.pool, first, ledger, settings, name, yes=yes)
+    if rows.pool is None:
+        raise RuntimeError("there are no public rows")
     if directory.exists():
         _check_same(directory, private, first)
     else:
         _make_ensemble(private, rows.pool, settings, directory, name, first, yes=yes)
     if not registered:
-        of = register.population or DEFAULT_POPULATION if joined is None else joined.name
         _ask(
             f"Fix the cap of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and open "
             f"a project of ε = {epsilon:g}? Neither can be changed."
@@ -757,10 +598,125 @@ def _open(
             yes,
         )
         register_ensemble(ledger, settings, register)
+    opening = ProjectOpen(
+        name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
+    )
     record = open_project(ledger, opening)
     if log.verbose:
         _show_commands(data, given, settings, rows.schema, first, opening, register)
     return record
+
+
+def _release_margins(
+    private: Dataset,
+    first: FirstProject,
+    ledger: Ledger,
+    settings: Settings,
+    register: EnsembleRegister,
+    population: str,
+    *,
+    yes: bool,
+) -> None:
+    """Open the project of the margins, of an ensemble of their own, as far as it is missing."""
+    if first.release is None:
+        raise ValueError("nothing is designed")
+    directory = settings.ensembles_dir / register.name
+    if not _is_registered(ledger, register.name):
+        copied = f"Copy to {directory} in which cells of the histograms one row of each is"
+        fixed = f"fix the cap of {population} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}"
+        _ask(
+            f"{copied}, and release the histograms under the cap of {population}?"
+            if first.joins
+            else f"{copied}, {fixed}, and release the histograms? The cap cannot be changed.",
+            yes,
+        )
+        if not directory.exists():
+            key = records_key(settings, make=True)
+            save_margin_voters(private, directory, name=register.name, key=key)
+        register_ensemble(ledger, settings, register)
+    try:
+        opened = ledger.project(register.name).terms.epsilon
+    except NotFound:
+        open_project(
+            ledger,
+            ProjectOpen(
+                name=register.name,
+                ensemble=register.name,
+                mechanism={"name": "noisy_votes", "sigma": first.release.sigma},
+                epsilon=first.release.epsilon,
+                delta=first.delta,
+                purpose="Histograms of the columns, from which rows to ask are designed.",
+            ),
+        )
+    else:
+        if opened != first.release.epsilon:
+            fail(
+                f"{register.name} is open with ε = {opened:g}, and not {first.release.epsilon:g}, "
+                "for good. Leave --epsilon as it was, or choose another --name."
+            )
+
+
+def _open_designed(
+    private: Dataset,
+    public: PublicData | None,
+    first: FirstProject,
+    ledger: Ledger,
+    settings: Settings,
+    name: str,
+    *,
+    yes: bool,
+) -> ProjectRecord:
+    """Design rows from released margins, train teachers, and open the project."""
+    directory, margins_name = settings.ensembles_dir / name, f"{name}{MARGINS}"
+    if private.encoding is None or first.release is None:
+        raise ValueError("nothing is designed")
+    if directory.exists():
+        _check_same(directory, private, first)
+    else:
+        voters = LocalVoters(settings.data_dir, "cpu")
+        counts = ask_every_question(ledger, voters, margins_name)
+        margins = Margins.of_counts(
+            margin_questions(private.encoding),
+            counts,
+            sigma=first.release.sigma,
+            units=first.units,
+        )
+        natural = None if public is None else public.inputs.astype(np.float32)
+        pool = design_pool(private.encoding, margins, first.rows, public=natural)
+        _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
+        with teachers_bar(console, first.teachers) as on_trained:
+            train_ensemble(
+                private,
+                directory,
+                name=name,
+                teachers=first.teachers,
+                pool=pool,
+                on_trained=on_trained,
+                key=records_key(settings, make=True),
+            )
+    if not _is_registered(ledger, name):
+        joins = ledger.ensemble(margins_name).population.name
+        register_ensemble(ledger, settings, EnsembleRegister(name=name, population=joins))
+    opened = open_project(
+        ledger,
+        ProjectOpen(
+            name=name,
+            ensemble=name,
+            mechanism=first.spec,
+            epsilon=first.epsilon,
+            delta=first.delta,
+        ),
+    )
+    ledger.set_status(margins_name, ProjectStatus.CLOSED)
+    return opened
+
+
+def _is_registered(ledger: Ledger, name: str) -> bool:
+    try:
+        ledger.ensemble(name)
+    except NotFound:
+        return False
+    return True
 
 
 def _find_population(
@@ -790,15 +746,15 @@ def _check_joining(
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
     check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
-    terms = first.terms
+    terms, wanted = first.terms, first.all_terms
     fits = (
-        joined.reserved + terms.cap_budget <= joined.cap
-        and joined.delta_reserved + terms.delta_budget <= joined.delta_cap
+        joined.reserved + sum(each.cap_budget for each in wanted) <= joined.cap
+        and joined.delta_reserved + sum(each.delta_budget for each in wanted) <= joined.delta_cap
     )
     if not fits:
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
-            f"δ = {joined.delta:g}) has no room for a project of ε = {first.epsilon:g}. "
+            f"δ = {joined.delta:g}) has no room for a project of ε = {first.whole_epsilon:g}. "
             f"{suggest_room(ledger, members[0], first.mechanism, terms)}"
         )
 
@@ -860,6 +816,8 @@ def _find_schema(
                 "tables."
             )
         return None, given
+    if given.schema is not None:
+        return given.schema, given
     if out.exists():
         log.note(f"The schema is {out}. To have another proposed, remove it.")
         return out, _check_against_schema(given, out)
@@ -872,7 +830,7 @@ def _find_schema(
         if guess.doubt is not None:
             log.note(f"Column {guess.column.name} is {guess.column.role}: {guess.doubt}")
     if log.verbose:
-        reading.show_schema(proposal, given.public, out.name)
+        reading.show_schema(proposal, given.pool, out.name)
     return out, given
 
 
@@ -903,20 +861,23 @@ def _check_group(data: Path, given: DataOptions) -> None:
     """Refuse a --group that neither table has, before there is a schema with it."""
     columns = reading.split_names(given.columns)
     if given.group is not None and not any(
-        has_column(path, given.group, columns) for path in (given.public, data)
+        has_column(path, given.group, columns) for path in (given.pool, data)
     ):
         fail(f"Neither {data} nor {given.public} has a column {given.group}: see --group.")
 
 
-def _rows_of_people(data: Path, schema: Path | None) -> str:
+def _rows_of_people(data: Path, schema: Path | None, given: DataOptions) -> str:
     """Say that people have several rows, if a private table without a group seems to name them."""
     if schema is None or (found := find_repeated_people(data, read_schema(schema))) is None:
         return ""
     name, rows = found
     mean = "more than 1" if rows < 1.05 else f"{rows:,.1f}".removesuffix(".0")
+    how = f"use --group {name}, and remove {schema.name} before"
+    if given.schema is not None:
+        how = f'give it the role "group" in {given.schema}'
     return (
         f" By the column {name}, {mean} rows a person on average: this protects one row, not one "
-        f"person. If {name} names people, use --group {name}, and remove {schema.name} before."
+        f"person. If {name} names people, {how}."
     )
 
 
@@ -968,26 +929,24 @@ def _with_classes(given: DataOptions, *, yes: bool) -> DataOptions:
 
 def _is_unlabelled(given: DataOptions) -> bool:
     columns = reading.split_names(given.columns)
-    return given.label is not None and not has_column(given.public, given.label, columns)
+    return given.label is not None and not has_column(given.pool, given.label, columns)
 
 
 def _show_forecast(
     forecast: Forecast, rows: _Rows, joined: PopulationRecord | None, log: _Notes
 ) -> None:
     """Say in five lines who is protected, how much, by what, what it buys, and what is used."""
-    first, like = forecast.first, rows.like
-    unit, units = "record", "records"
-    several = " If a person can have several, say which column names the person: --group."
-    if like.groups is not None:
-        unit = f"{like.group_column or 'person'}, with all its records"
-        units, several = "people", ""
-    right = max_guess_accuracy(first.epsilon, first.delta)
+    first = forecast.first
+    unit, units, several = "record", "records", rows.rows_of_people
+    if rows.person is not None:
+        unit, units, several = f"{rows.person}, with all its records", "people", ""
+    right = max_guess_accuracy(first.whole_epsilon, first.delta)
     lines = {
-        "Protects": f"each single {unit}, of {first.units:,}.{rows.rows_of_people or several}",
-        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
+        "Protects": f"each single {unit}, of {first.units:,}.{several}",
+        "How much": f"ε = {first.whole_epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",
-        "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}",
+        "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}".rstrip(),
         "It buys": _describe_purchase(forecast, rows.labelled),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
         f"together may ever tell about these people. {int(1 / first.share)} like this one would "
@@ -1002,6 +961,11 @@ def _show_forecast(
         console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
     if rows.labelled is not None and forecast.students is not None and log.verbose:
         _show_options(forecast, rows.labelled)
+    if first.release is not None and rows.pool is not None:
+        log.note(
+            f"Published with the project: up to {NATURAL_ROWS:,} of the public rows, by which its "
+            "student says a class about as often as it occurs."
+        )
     log.show_notes()
 
 
@@ -1024,12 +988,22 @@ def _describe_option(first: FirstProject, unit: str) -> str:
             f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
             "answer is their class, and else nothing."
         )
+    if (release := first.release) is not None:
+        return (
+            f"{teachers} {noise} They are asked rows that are designed from the schema. Before, "
+            f"{release.queries} histograms are released, in which each of the {unit} counts once, "
+            f"with noise of σ = {release.sigma:g} in every count: how common classes are (within "
+            f"{min(1.0, 2 * release.sigma / first.units):.1%}), and where the numbers of a column "
+            f"lie. They take {MARGIN_SHARE:.0%} of the budget."
+        )
     return f"{teachers} {noise}"
 
 
 def _explain_choice(forecast: Forecast) -> str:
     """Say why it is this option and no other."""
     _, *others = forecast.options
+    if not others:
+        return ""
     if forecast.students is None:
         return (
             f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
@@ -1107,6 +1081,11 @@ def _check_above_chance(forecast: Forecast, schema: Path | None, *, anyway: bool
 
 def _certain_answers(first: FirstProject) -> str:
     """Say what a project buys, whatever teachers say."""
+    if first.release is not None:
+        return (
+            f"noisy votes on {first.rows:,} rows that are designed from the schema, and published "
+            "with the project"
+        )
     if first.confident is None:
         said = f"noisy votes on all {first.rows:,} different public rows"
         if first.neighbours is not None:
@@ -1188,7 +1167,7 @@ def _show_commands(
     made: list[object] = ["ensemble", "train", data, "--teachers", first.teachers]
     if first.neighbours is not None:
         made[3:] = ["--kind", f"neighbours:near={first.neighbours.near}"]
-    made += ["--name", name, "--public", given.public, *([] if schema else given.formats)]
+    made += ["--name", name, "--public", given.pool, *([] if schema else given.formats)]
     register: list[object] = ["ensemble", "register", name]
     if registered.population is not None:
         register += ["--population", registered.population]
@@ -1198,7 +1177,7 @@ def _show_commands(
         register += ["--epsilon", f"{registered.epsilon:g}", *budget, "--rule", registered.rule]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
-    proposing = ["ensemble", "schema", given.public, *given.table, *given.formats, "--out", schema]
+    proposing = ["ensemble", "schema", given.pool, *given.table, *given.formats, "--out", schema]
     acts: list[list[object]] = [
         ["init"],
         *([proposing] if schema and given.label else []),
@@ -1215,7 +1194,7 @@ def _show_commands(
 def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
     """Make the student's token, unless there was one, and say what remains to be done.
 
-    `public`: what students ask; None if the project has it itself.
+    `public`: what students ask, unless the project has designed that itself.
     """
     name, secret, once = record.name, "…", ""
     if ledger.list_tokens(name):
@@ -1228,7 +1207,7 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
         secret, once = tokens.create(wanted).token, " Its token will not be shown again."
     pool = []
-    if public is not None:
+    if public is not None and not record.ensemble.facts.designed:
         pool = [next(public.glob("train-images*"), public)]  # of IDX, the file is asked
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"

@@ -5,10 +5,11 @@
     first.teachers, first.sigma, first.delta, first.cap
     first.of_confident(spec)
     setting.of_neighbours(plan)
+    setting.of_designed(questions=12, cells=100)
 
 Noisy counts for the whole public pool, from trained teachers or from neighbours: of all mechanisms,
 those whose student depends least on how far teachers agree (docs/results.md). Or labels alone,
-from teachers that mostly agree.
+from teachers that mostly agree. Or noisy counts for rows that are designed from a schema.
 """
 
 from __future__ import annotations
@@ -258,6 +259,9 @@ def max_detection_rate(epsilon: float, delta: float, accused: float = 0.01) -> f
     return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - accused - delta))
 
 
+DESIGNED_ROWS = (8_000, 4_000, 2_000, 1_000)
+"""How many rows are designed: fewer where more would need more noise than can be drawn. That costs
+little, as noise grows as information does."""
 MARGIN_SHARE = 0.05
 """Of the budget, for the margins: on Adult, 2 to 10 % made students as good."""
 MARGIN_EPSILONS = tuple(
@@ -275,6 +279,10 @@ class MarginRelease:
     sigma: float
     queries: int
     votes_epsilon: float
+    cells: int
+    """Answers of the question that has most."""
+    whole_epsilon: float
+    """Of margins and votes together."""
 
 
 def plan_release(
@@ -303,14 +311,17 @@ def plan_release(
     def largest(budget: float) -> float:
         place = bisect_right(MARGIN_EPSILONS, budget, key=lambda each: cost(each, delta))
         if place == 0:
-            raise ParameterError(f"ε = {epsilon:g} pays for no margins.")
+            raise ParameterError(
+                f"ε = {epsilon:g} is too small: {share:.0%} of it pays for no histograms of "
+                f"{questions:,} columns. A larger one would do, or fewer columns."
+            )
         return MARGIN_EPSILONS[place - 1]
 
     whole = cost(epsilon, delta * float(1 - 2 * SAMPLER_SHARE))
     of_margins = largest(share * whole)
     of_votes = largest(whole - cost(of_margins, delta))
     sigma = sigma_for_rows(questions, units, cells, of_margins, delta)
-    return MarginRelease(of_margins, sigma, questions, of_votes)
+    return MarginRelease(of_margins, sigma, questions, of_votes, cells, epsilon)
 
 
 @dataclass(frozen=True)
@@ -371,6 +382,30 @@ class Setting:
         first = FirstProject(**vars(self), teachers=self.units, sigma=plan.sigma, neighbours=plan)
         return first._reserving()
 
+    def of_designed(self, *, questions: int, cells: int) -> FirstProject:
+        """Return a project of teachers that are asked rows designed from a schema, not public ones.
+
+        Of its budget, margins take a share: of so many questions, of up to so many cells. There
+        are as many rows as noise that can be drawn pays for. Raises `ParameterError` likewise.
+        """
+        release = plan_release(
+            questions=questions,
+            cells=cells,
+            units=self.units,
+            epsilon=self.epsilon,
+            delta=self.delta,
+        )
+        of_votes = replace(self, epsilon=release.votes_epsilon)
+        teachers = of_votes.numbers_of_teachers[-1]
+        for rows in DESIGNED_ROWS:
+            try:
+                first = replace(of_votes, rows=rows).of_teachers(teachers)
+            except ParameterError as error:
+                why = error
+                continue
+            return replace(first, release=release)._reserving()
+        raise why
+
 
 @dataclass(frozen=True)
 class FirstProject(Setting):
@@ -385,6 +420,8 @@ class FirstProject(Setting):
     """None: teachers are trained."""
     confident: Spec | None = None
     """Of labels alone; None: noisy counts."""
+    release: MarginRelease | None = None
+    """Of the margins, of which the rows are designed; None: the rows are public."""
 
     def of_confident(self, spec: Spec) -> FirstProject:
         """Return the same of teachers that answer, with labels alone, where they mostly agree.
@@ -398,13 +435,17 @@ class FirstProject(Setting):
         return replace(self, confident=spec, cap=limit)._reserving()
 
     def _reserving(self) -> FirstProject:
-        terms = self.terms
-        costs = terms.cap_budget / self.cap.budget, terms.delta_budget / self.cap.delta_budget
-        return replace(self, share=max(costs))
+        share = max(
+            sum(each.cap_budget for each in self.all_terms) / self.cap.budget,
+            sum(each.delta_budget for each in self.all_terms) / self.cap.delta_budget,
+        )
+        return replace(self, share=share)
 
     @property
     def option(self) -> str:
         """How the records are asked."""
+        if self.release is not None:
+            return "designed rows"
         if self.confident is not None:
             return "confident answers"
         return "trained teachers" if self.neighbours is None else "neighbours"
@@ -429,6 +470,20 @@ class FirstProject(Setting):
     def terms(self) -> Terms:
         """What the project is opened under."""
         return choose(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule).terms
+
+    @property
+    def all_terms(self) -> tuple[Terms, ...]:
+        """These, and before them those of its margins, if it has any."""
+        if self.release is None:
+            return (self.terms,)
+        mechanism = NoisyVotes(self.units, self.release.cells, self.release.sigma)
+        release = quote(mechanism, self.release.epsilon, self.delta, cap_rule=self.cap.rule)
+        return release, self.terms
+
+    @property
+    def whole_epsilon(self) -> float:
+        """ε of all that is released for it."""
+        return self.epsilon if self.release is None else self.release.whole_epsilon
 
     @property
     def votes(self) -> float:

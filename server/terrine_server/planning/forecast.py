@@ -5,7 +5,8 @@ each unit of neighbours. They vote on all records except their own, with noise, 
 learns from that. It is tested on other records, which neither vote nor are asked about. The noise
 is such that a share fitted to these rows has the noise that it would have, fitted to the whole
 pool. Where labels are all that is released, rows are asked again until the pool has no more rows,
-or the budget is spent.
+or the budget is spent. Of a table, rows that are designed from its schema and from margins of the
+stand-ins are asked, too.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
+from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows, row_digests
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose
+from terrine_models.tables.designed import (
+    DesignedPool,
+    Margins,
+    design_pool,
+    find_cells,
+    margin_questions,
+)
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
+from terrine_protocol.tables import TableSchema
 from terrine_server.planning.first_project import (
     FITTED_FEATURES,
     MAX_FITTED_NOISE,
@@ -199,29 +208,41 @@ class Forecast:
 
 
 def compare_options(
-    setting: Setting, sample: Dataset, pool: PublicData, *, labelled: bool, people: bool
+    setting: Setting,
+    sample: Dataset,
+    pool: PublicData,
+    *,
+    labelled: bool,
+    people: bool,
+    only_designed: bool = False,
 ) -> Forecast:
     """Choose how records are asked, from public ones.
 
     `sample`: the records of `pool`; labels that are not `labelled` are not looked at. `people`:
     whether private records have groups. Of the options whose students are better than a guess,
     neighbours vote, unless the students of trained teachers, or of labels alone where these mostly
-    agree, are better by two standard errors: in AUC, of two classes, and else in balanced accuracy.
-    Where nothing can be simulated, it is the option whose votes have the least noise. Raises
-    `ParameterError` if that is too much, or none can be drawn.
+    agree, or of rows designed from a table's schema, are better by two standard errors: in AUC, of
+    two classes, and else in balanced accuracy. Where nothing can be simulated, it is the option
+    whose votes have the least noise. `only_designed`: margins are released, so the choice is made.
+    Raises `ParameterError` if noise is too much, or none can be drawn.
     """
-    trained = _list_teacher_projects(setting)
-    neighbours = _find_neighbour_project(setting, sample, pool)
-    if not trained and neighbours is None:
-        raise ParameterError(
-            f"{setting.rows:,} rows need more noise for ε = {setting.epsilon:g} than can be drawn, "
-            "however the records are asked. Ask fewer rows, or use a larger epsilon."
-        )
+    trained, neighbours, designed = list[FirstProject](), None, None
+    if not only_designed:
+        trained = _list_teacher_projects(setting)
+        neighbours = _find_neighbour_project(setting, sample, pool)
     simulated = None
     if labelled and (sample.groups is not None or not people):
-        simulated = _simulate(sample, pool, trained, neighbours)
+        designed = _find_designed_project(setting, sample.encoding)
+        simulated = _simulate(sample, pool, trained, neighbours, designed)
+    if simulated is None and only_designed and sample.encoding is not None:
+        return forecast_design(setting, sample.encoding)
     if simulated is None:
         options = _sort_by_noise(trained[-1:], neighbours)
+        if not options:
+            raise ParameterError(
+                f"{setting.rows:,} rows need more noise for ε = {setting.epsilon:g} than can be "
+                "drawn, however the records are asked. Ask fewer rows, or use a larger epsilon."
+            )
         quietest = min(options, key=lambda each: each.fitted_noise)
         if quietest.too_noisy:
             raise ParameterError(_suggest_larger(quietest))
@@ -282,6 +303,31 @@ def _find_neighbour_project(
         return None
 
 
+def forecast_design(setting: Setting, schema: TableSchema) -> Forecast:
+    """Return what rows designed from a schema come to, where no public rows can try them out.
+
+    Raises DataError for columns that cannot be released, and `ParameterError` if noise is too much.
+    """
+    first = _design(setting, schema)
+    if first.too_noisy:
+        raise ParameterError(_suggest_larger(first))
+    return Forecast((Option(first, None),), None)
+
+
+def _find_designed_project(setting: Setting, schema: TableSchema | None) -> FirstProject | None:
+    """Return the project of rows designed from a schema; None without one, or if it cannot be."""
+    try:
+        return None if schema is None else _design(setting, schema)
+    except (DataError, ParameterError):
+        return None
+
+
+def _design(setting: Setting, schema: TableSchema) -> FirstProject:
+    questions = margin_questions(schema)
+    cells = max(each.cells for each in questions)
+    return setting.of_designed(questions=len(questions), cells=cells)
+
+
 def _sort_by_noise(
     trained: list[FirstProject], neighbours: FirstProject | None
 ) -> list[FirstProject]:
@@ -306,11 +352,11 @@ def _suggest_larger(best: FirstProject) -> str:
     more = best.units * times ** (1 if best.neighbours is None else 2)
     step = 10 ** max(0, math.floor(math.log10(more)) - 1)
     return (
-        f"Too small: of {best.units:,} private units, at ε = {best.epsilon:g} noise would drown "
-        f"their votes however they are asked; with the best option, {best.option}, it is "
+        f"Too small: of {best.units:,} private units, at ε = {best.whole_epsilon:g} noise would "
+        f"drown their votes however they are asked; with the best option, {best.option}, it is "
         f"{times:.1f} times what a student can learn from. It needs about "
         f"{math.ceil(more / step) * step:,} units at this ε, or an ε of about "
-        f"{float(f'{best.epsilon * times:.2g}'):g}."
+        f"{float(f'{best.whole_epsilon * times:.2g}'):g}."
     )
 
 
@@ -521,6 +567,7 @@ def _simulate(
     pool: PublicData,
     trained: Sequence[FirstProject],
     neighbours: FirstProject | None,
+    designed: FirstProject | None,
 ) -> tuple[Sequence[_Taught], Sequence[_TestedStudent]] | None:
     """Simulate a student of each option in each draw. None if there are too few records.
 
@@ -556,6 +603,13 @@ def _simulate(
         ]
         if len(answered) == DRAWS:
             options.append(_Taught(confident, answered))
+    if designed is not None:
+        of_rows = [_ask_designed(draw, designed) for draw in draws]
+        taught = [draw.learn_counts(poll, designed) for draw, poll in filter(None, of_rows)]
+        if len(taught) == DRAWS:
+            options.append(_Taught(designed, taught))
+    if not options:
+        return None
     true = [Answers.of_labels(sample.labels[draw.learned], len(sample.classes)) for draw in draws]
     return options, [draw.learn(each, 0) for draw, each in zip(draws, true, strict=True)]
 
@@ -607,20 +661,58 @@ def _ask_teachers(draw: _Draw, first: FirstProject) -> _Poll | None:
         fresh = asked[~np.isin(row_digests(inputs), row_digests(own.inputs))]
         if not len(fresh):
             return None
-        with tempfile.TemporaryDirectory() as scratch:
-            out = Path(scratch) / NAME
-            train_ensemble(
-                replace(own, groups=None),  # dealt out whosever they are
-                out,
-                name=NAME,
-                teachers=teachers,
-                public=PublicData.declare(NAME, sample.inputs[fresh], labels=sample.labels[fresh]),
-                seed=draw.seed,
-            )
-            ensemble = Ensemble.load(out, device="cpu")
-            votes[asked] = ensemble.votes(inputs)
-        matches_prior = ensemble.manifest.teacher.matches_prior
+        public = PublicData.declare(NAME, sample.inputs[fresh], labels=sample.labels[fresh])
+        votes[asked], matches_prior = _cast_votes(own, inputs, teachers, public, draw.seed)
     return _Poll(votes[: len(draw.learned)], teachers, teachers, matches_prior)
+
+
+def _cast_votes(
+    own: Dataset,
+    asked: NDArray[np.generic],
+    teachers: int,
+    public: PublicData | DesignedPool,
+    seed: int,
+) -> tuple[NDArray[np.int64], bool]:
+    """Return what teachers of these records say, and whether they match their prior."""
+    designed = public if isinstance(public, DesignedPool) else None
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / NAME
+        train_ensemble(
+            replace(own, groups=None),  # dealt out whosever they are
+            out,
+            name=NAME,
+            teachers=teachers,
+            public=None if isinstance(public, DesignedPool) else public,
+            pool=designed,
+            seed=seed,
+        )
+        ensemble = Ensemble.load(out, device="cpu")
+        return ensemble.votes(asked), ensemble.manifest.teacher.matches_prior
+
+
+def _ask_designed(draw: _Draw, first: FirstProject) -> tuple[_Draw, _Poll] | None:
+    """Release margins of the stand-ins, and let their teachers vote on rows designed from these.
+
+    All teach, as none of the rows is one of theirs; counts are as high as private ones would be.
+    Returns the draw with these rows to learn from; None if there are too few for five teachers.
+    """
+    own, schema = _select(draw.sample, draw.own), draw.sample.encoding
+    records = max(1, round(first.units / first.teachers * len(own) / unit_count(own)))
+    teachers = min(2 * MAX_TEACHERS, first.teachers, len(own) // records)
+    if schema is None or first.release is None or teachers < MIN_TEACHERS:
+        return None
+    questions = margin_questions(schema)
+    cells = find_cells(questions, own)
+    seen = [np.bincount(each, minlength=first.release.cells) for each in cells.T]
+    random = np.random.default_rng(draw.seed)
+    noise = discrete_gaussian(first.release.sigma).sample(np.shape(seen), random.bytes)
+    counts = np.array(seen) * first.units // len(cells) + noise
+    margins = Margins.of_counts(questions, counts, sigma=first.release.sigma, units=first.units)
+    pool = design_pool(schema, margins, first.rows, draw.seed, own.inputs.astype(np.float32))
+    asked = pool.rows[:MAX_LEARNED_ROWS]
+    votes, matches_prior = _cast_votes(own, asked, teachers, pool, draw.seed)
+    task = Task(asked, draw.sample.spec, draw.sample.classes, designed=pool)
+    return replace(draw, task=task), _Poll(votes, teachers, teachers, matches_prior)
 
 
 def _ask_units(draw: _Draw, pool: PublicData, first: FirstProject) -> tuple[_Poll, _Poll]:
