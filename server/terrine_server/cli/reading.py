@@ -93,8 +93,8 @@ Schema = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Public schema of a table: `terrine ensemble schema`. Its column of the role group "
-        "says whose a row is.",
+        help="Public schema of a table: `terrine ensemble schema`, of a public table or with "
+        "--declare. Its column of the role group says whose a row is.",
     ),
 ]
 Embedded = Annotated[
