@@ -97,4 +97,4 @@ def test_csv_for_people_is_written_in_one_place() -> None:
         for path in source.rglob("*.py")
         if "csv.writer" in path.read_text() or "csv.DictWriter" in path.read_text()
     }
-    assert writers == {"formats.py"}
+    assert writers == {"sheets.py"}

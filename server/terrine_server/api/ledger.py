@@ -40,10 +40,10 @@ from terrine_server.api.services import (
     render_page,
 )
 from terrine_server.errors import Forbidden, NotFound
-from terrine_server.formats import CsvWriter
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state
+from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 

@@ -19,7 +19,7 @@ from terrine_models.tables.loading import is_table
 from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
-from terrine_server.formats import CsvWriter
+from terrine_server.sheets import CsvWriter
 
 
 def train(

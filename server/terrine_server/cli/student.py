@@ -17,7 +17,7 @@ from terrine_protocol import Outcome
 from terrine_protocol.files import open_regular_file, read, replacing
 from terrine_server.cli.console import console, fail, output, say, tabulate, with_json, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
-from terrine_server.formats import CsvWriter
+from terrine_server.sheets import CsvWriter
 
 app = typer.Typer()
 
