@@ -55,12 +55,16 @@ def ridge_head(
     targets = 2 * F.one_hot(labels, classes).float() - 1
     centre, level = features.mean(0), targets.mean(0)
     centred = features - centre
-    gram = centred.T @ centred / len(features)
-    cross = centred.T @ (targets - level) / len(features)
-    diagonal = gram.diagonal()
-    diagonal += ridge * diagonal.mean() + 1e-9
+    records, width = centred.shape
+    few = records < width
+    # Of few records the equations are as many as these, not as features, and the same is solved.
+    gram = (centred @ centred.T if few else centred.T @ centred) / records
+    penalty = ridge * gram.trace() / width + 1e-9
+    gram.diagonal().add_(penalty)
+    goal = (targets - level) / records
     root, failed = torch.linalg.cholesky_ex(gram)
-    weights = torch.cholesky_solve(cross, root).T
+    solved = torch.cholesky_solve(goal if few else centred.T @ goal, root)
+    weights = (centred.T @ solved if few else solved).T
     if failed or not weights.isfinite().all():
         return torch.zeros(weights.shape), level
     return weights.contiguous(), level - weights @ centre
