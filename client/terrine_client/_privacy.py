@@ -7,13 +7,15 @@ a token of the project finds out whether the service and its transparency log sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import io
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from terrine_client._receipts import ReceiptReport, Receipts
@@ -62,6 +64,9 @@ class PrivacyStatement(Record):
     epsilon: float
     delta: float
     """The budget: no answers of the project, to anybody, ever cost more."""
+    margins: tuple[float, float] | None = None
+    """(ε, δ) of the histograms from which the owner designed what was asked; None: of none. They
+    were released besides, by a project of their own."""
     epsilon_spent: float
     """Of it, when this was written; of people near many queries, at most."""
     charges: Annotated[int, Field(ge=0)]
@@ -89,9 +94,16 @@ class PrivacyStatement(Record):
         parameters = self.mechanism.model_dump(mode="json", exclude_none=True)
         name = parameters.pop("name")
         shown = ", ".join(f"{key} = {value}" for key, value in parameters.items())
+        epsilon, delta, of_margins = self.epsilon, self.delta, ""
+        if self.margins is not None:
+            epsilon, delta = epsilon + self.margins[0], delta + self.margins[1]
+            of_margins = (
+                f": {self.epsilon:g} of answers, {self.margins[0]:g} of the histograms by which "
+                "what was asked was designed"
+            )
         rows = {
             "protects": f"{self.unit}{people}",
-            "guarantee": f"(ε, δ)-differential privacy, ε = {self.epsilon:g}, δ = {self.delta:g}",
+            "guarantee": f"(ε, δ)-differential privacy, ε = {epsilon:g}, δ = {delta:g}{of_margins}",
             "spent": f"ε = {self.epsilon_spent:.6g} after {self.charges:,} entries of the ledger",
             "relation": f"{self.relation}, by anything else",
             "mechanism": f"`{name}`" + (f", {shown}" if shown else ""),
@@ -124,9 +136,13 @@ class PrivacyStatement(Record):
             ) from None
 
 
-def _terms(project: ProjectInfo) -> dict[str, Any]:
-    ensemble = project.ensemble
+def _terms(client: Client, project: ProjectInfo) -> dict[str, Any]:
+    ensemble, margins = project.ensemble, None
+    if ensemble.designed:
+        with np.load(io.BytesIO(client.pool()), allow_pickle=False) as pool:
+            margins = tuple(pool["released"].tolist())
     return {
+        "margins": margins,
         "project": project.name,
         "ensemble": ensemble.name,
         "manifest_sha256": ensemble.manifest_sha256,
@@ -155,7 +171,7 @@ def write_privacy(
     entries = client.receipts.entries
     names = ("numpy", "scipy", "terrine")
     statement = PrivacyStatement(
-        **_terms(project),
+        **_terms(client, project),
         epsilon_spent=budget.epsilon_spent,
         charges=budget.charges,
         receipts=len(entries),
@@ -230,7 +246,7 @@ def verify_papers(
             "token of that one."
         )
         return PapersReport(statement, None, tuple(problems))
-    problems += _compare_terms(statement, project)
+    problems += _compare_terms(statement, _terms(client, project))
     problems += _compare_budgets(statement, client.budget())
     try:
         receipts = Receipts.load(directory / RECEIPTS_FILE)
@@ -268,8 +284,8 @@ def _compare_card(statement: PrivacyStatement, directory: Path) -> Iterator[str]
         )
 
 
-def _compare_terms(statement: PrivacyStatement, project: ProjectInfo) -> Iterator[str]:
-    for name, found in _terms(project).items():
+def _compare_terms(statement: PrivacyStatement, terms: Mapping[str, Any]) -> Iterator[str]:
+    for name, found in terms.items():
         stated = getattr(statement, name)
         if stated != found:
             yield f"{PRIVACY_FILE} states {name} as {stated}; the service says {found}."

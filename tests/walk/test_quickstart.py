@@ -21,6 +21,7 @@ from support.processes import REPEATED, SEED, Terrine, in_processes, killed_at
 from support.servers import Machine, serving_process
 from support.wording import Wording, holds
 from terrine_client import Client
+from terrine_client._privacy import verify_papers
 from terrine_models.storage.manifests import POOL_FILE
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
@@ -616,6 +617,12 @@ def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
     with serving_process(schema_alone) as server, Client(server.url, token[1]) as student:
         pool = DesignedPool.of_bytes(student.pool())
         assert student.label(pool.rows[:3]).budget.charges == 1000, "they were paid for"
+        assert pool.released == (margins.terms.epsilon, margins.terms.delta)
+        stated = json.loads(Path("student/privacy.json").read_text())
+        assert tuple(stated["margins"]) == pool.released
+        both = f"{votes.terms.epsilon + margins.terms.epsilon:g}"
+        assert f"ε = {both}" in Path("student/README.md").read_text()
+        assert verify_papers(student, Path("student")).problems == ()
     holds(schema_alone.run(*DESIGNED, "--yes").fine, "open", "already")
 
 

@@ -251,11 +251,16 @@ class DesignedPool:
     to see how often a class is said."""
     prior: Floats
     """The share of each class, [m]."""
+    released: tuple[float, float] = (0.0, 0.0)
+    """(ε, δ) of the project that released the margins."""
 
     def to_bytes(self) -> bytes:
-        """An .npz archive with `x`, `natural` and `prior`."""
+        """An .npz archive with `x`, `natural`, `prior` and `released`."""
         made = io.BytesIO()
-        np.savez_compressed(made, x=self.rows, natural=self.natural, prior=self.prior)
+        released = np.array(self.released)
+        np.savez_compressed(
+            made, x=self.rows, natural=self.natural, prior=self.prior, released=released
+        )
         return made.getvalue()
 
     @classmethod
@@ -263,7 +268,8 @@ class DesignedPool:
         """Read such an archive. Raises DataError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as held:
-                found = cls(held["x"], held["natural"], held["prior"])
+                epsilon, delta = held["released"].tolist()
+                found = cls(held["x"], held["natural"], held["prior"], (epsilon, delta))
         except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise DataError(f"This is not a designed pool: {error}") from None
         rows, natural, prior = found.rows, found.natural, found.prior
@@ -292,11 +298,13 @@ def design_pool(
     rows: int,
     seed: int = 0,
     public: NDArray[np.float32] | None = None,
+    released: tuple[float, float] = (0.0, 0.0),
 ) -> DesignedPool:
     """Draw `rows` questions, no two of them equal as far as the schema allows.
 
     `public`: natural rows [P, D], if there are any. Their columns go together as those of margins
-    do not, so that with them a class is said about as often as it occurs.
+    do not, so that with them a class is said about as often as it occurs. `released`: (ε, δ) of
+    the margins.
     """
     random = np.random.default_rng(seed)
     designed = _draw(schema, margins, rows, random, even=True)
@@ -304,7 +312,7 @@ def design_pool(
         natural = _draw(schema, margins, NATURAL_ROWS, random, even=False)
     else:
         natural = random.permutation(public)[:NATURAL_ROWS].astype(np.float32)
-    return DesignedPool(designed, natural, margins.prior)
+    return DesignedPool(designed, natural, margins.prior, released)
 
 
 def _draw(

@@ -682,7 +682,14 @@ def _open_designed(
             units=first.units,
         )
         natural = None if public is None else public.inputs.astype(np.float32)
-        pool = design_pool(private.encoding, margins, first.rows, public=natural)
+        terms = ledger.project(margins_name).terms
+        pool = design_pool(
+            private.encoding,
+            margins,
+            first.rows,
+            public=natural,
+            released=(terms.epsilon, terms.delta),
+        )
         _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
         with teachers_bar(console, first.teachers) as on_trained:
             train_ensemble(
