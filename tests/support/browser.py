@@ -35,6 +35,7 @@ from support.clients import npy
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.servers import Owner, installed
+from terrine_models.addons import addons
 from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
@@ -127,7 +128,7 @@ SCREENS = (
     "/open?ensemble=digits&mechanism=immutable",
     "/projects/study",
     "/projects/study/close",
-    "/projects/study/dossier",
+    *(["/projects/study/dossier"] if "dossier" in addons() else []),
     "/requests",
     "/tokens",
     "/ensembles",
