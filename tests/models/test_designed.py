@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from support.wording import holds
 from terrine_models.data.arrays import DataError, Dataset
@@ -20,8 +21,11 @@ from terrine_models.tables.designed import (
     margin_questions,
 )
 from terrine_models.tables.loading import encoded_input, load_table
+from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.margins import save_margin_voters
+from terrine_models.teachers.people import name_digests
+from terrine_models.teachers.training import train_ensemble
 from terrine_protocol.tables import TableSchema
 
 COLUMNS = (
@@ -239,3 +243,33 @@ def test_pictures_have_no_schema_to_design_rows_from(digits: Dataset, tmp_path: 
 def test_what_is_no_pool_is_refused(data: bytes) -> None:
     with pytest.raises(DataError, match="pool"):
         DesignedPool.of_bytes(data)
+
+
+def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
+    tmp_path: Path,
+) -> None:
+    random, key = np.random.default_rng(0), bytes(32)
+    columns = [COLUMNS[0], COLUMNS[1], COLUMNS[3], COLUMNS[-1]]
+    schema = TableSchema.model_validate({"columns": columns})
+    rows = [
+        f"p{n},{random.integers(100)},{'AB'[n % 2]},{['no', 'yes'][n % 3 > 0]}" for n in range(60)
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["who,age,ward,ill", *rows]) + "\n")
+    data = load_table(tmp_path / "all.csv", schema, note=lambda text: None)
+    gone = name_digests(["p7"], key)
+
+    save_margin_voters(data, tmp_path / "margins", name="m", key=key)
+    forget(tmp_path / "margins", tmp_path / "fewer", gone, key)
+    asked = np.arange(3, dtype=np.uint8)[:, None]
+    before, after = (Ensemble.load(tmp_path / name).votes(asked) for name in ("margins", "fewer"))
+    assert (after.sum(axis=1) == 60).all(), "how many there were is public, and stays"
+    assert np.linalg.norm(after - before, axis=1).max() <= 2**0.5
+    blank = Ensemble.load(tmp_path / "fewer").voting.choose(torch.from_numpy(asked))[:, 7]
+    assert blank.tolist() == [0, 0, 0]
+
+    pool = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=300)
+    train_ensemble(data, tmp_path / "heads", name="h", teachers=6, pool=pool, key=key)
+    forget(tmp_path / "heads", tmp_path / "taught", gone, key, data)
+    assert (tmp_path / "taught" / "pool.npz").read_bytes() == pool.to_bytes()
+    shares = Ensemble.load(tmp_path / "taught").votes(pool.rows) / 6
+    assert shares.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.02), "each says half of the rows"

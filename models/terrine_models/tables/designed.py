@@ -207,15 +207,15 @@ class Margins:
         cells: over numbers by the width of each, else evenly. Of the label, no class is 0.
         """
         shares = []
-        for question, row in zip(questions, counts, strict=True):
+        for place, (question, row) in enumerate(zip(questions, counts, strict=True), 1):
             seen = row[: question.cells].astype(np.float64)
             kept = np.where(seen > MIN_STANDARD_ERRORS * sigma, seen, 0.0)
-            if question.name == LABEL_QUESTION:
+            if place == len(questions):  # the label, whatever columns are called
                 kept = np.maximum(seen, max(sigma, 1.0) / 2)
-            open_ = (kept == 0) * question_widths(question)
+            unseen = (kept == 0) * question_widths(question)
             left = max(0.0, units - kept.sum())
-            if open_.any():
-                kept = kept + open_ / open_.sum() * max(left, 1e-9)
+            if unseen.any():
+                kept = kept + unseen / unseen.sum() * max(left, 1e-9)
             shares.append(kept / kept.sum())
         return cls(tuple(questions), tuple(shares), sigma, units)
 

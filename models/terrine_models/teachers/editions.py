@@ -26,10 +26,12 @@ from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
+    POOL_FILE,
     StoreError,
     save_tensors,
     verified_bytes,
 )
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.heads import load_feature_map
 from terrine_models.teachers.kinds import StoredEnsemble
 from terrine_models.teachers.manifests import (
@@ -38,6 +40,7 @@ from terrine_models.teachers.manifests import (
     Trained,
     save_manifest,
 )
+from terrine_models.teachers.margins import ANSWERS_FILE, MarginTeachers, forget_answers
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourTeachers, place_records
 from terrine_models.teachers.people import (
     Digests,
@@ -45,6 +48,7 @@ from terrine_models.teachers.people import (
     people_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
+from terrine_models.teachers.training import DESIGNED
 from terrine_protocol.files import new_directory, write_atomically
 
 RecordArrays = dict[str, NDArray[np.generic]]
@@ -101,6 +105,8 @@ def forget(
         stays = ~np.isin(records["units"], slots)
         tensors = _tensors({name: values[stays] for name, values in records.items()})
         changed = {"teacher": kind.model_copy(update={"edition": kind.edition + 1})}
+    elif isinstance(kind, MarginTeachers):
+        tensors = {ANSWERS_FILE: forget_answers(stored, slots)}
     elif isinstance(kind, ShardTeachers):
         tensors = _retrain(stored, kind, slots, people, key, data, public)
     else:
@@ -199,6 +205,7 @@ def _retrain(
             "it was trained on, or what is left of them, to train these anew."
         )
     _check_same_kind(data, manifest)
+    public = _load_pool(stored) or public
     _check_public(kind, public)
     owner = teacher_of(manifest.units, manifest.teachers, partition.seed)
     stays: NDArray[np.bool_] = np.asarray(people.present.any(1))
@@ -234,8 +241,17 @@ def _retrain(
     return trained
 
 
+def _load_pool(stored: StoredEnsemble) -> PublicData | None:
+    """Return the rows that were designed to be asked, on which heads are levelled; None of none."""
+    files = stored.manifest.files
+    if POOL_FILE not in files:
+        return None
+    pool = DesignedPool.of_bytes(verified_bytes(stored.directory, POOL_FILE, files[POOL_FILE]))
+    return PublicData.declare(DESIGNED, pool.rows)
+
+
 def _check_public(kind: ShardTeachers, public: PublicData | None) -> None:
-    if not kind.matches_prior:
+    if not (kind.matches_prior or kind.levelled):
         return
     known = kind.public_rows
     if known is not None and (public is None or public.source.sha256 != known.sha256):

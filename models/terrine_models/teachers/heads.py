@@ -201,6 +201,11 @@ class HeadTeachers(ShardTeachers):
         """As the settings say."""
         return self.match_prior
 
+    @property
+    def levelled(self) -> bool:
+        """As the settings say."""
+        return self.even
+
     def voting(self, stored: StoredEnsemble, limits: VotingLimits, device: str) -> Voting:
         """One matrix product for all teachers. Raises StoreError."""
         manifest, spec = stored.manifest, self.features

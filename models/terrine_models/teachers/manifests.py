@@ -154,6 +154,11 @@ class TeacherKind(Record):
         return False
 
     @property
+    def levelled(self) -> bool:
+        """Whether each says every class of as many public rows as any other."""
+        return False
+
+    @property
     def declared_disjoint(self) -> str | None:
         """How nobody's records trained two teachers, where only their owner knows."""
         return None

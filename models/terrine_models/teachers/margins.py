@@ -13,7 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
@@ -31,6 +33,7 @@ from terrine_models.teachers.manifests import (
     Manifest,
     StoredEnsemble,
     TeacherKind,
+    Trained,
     Voting,
     VotingLimits,
     check_shapes,
@@ -82,6 +85,17 @@ def _look_up(cells: torch.Tensor) -> Choose:
         return cells[x[:, 0].long()]
 
     return choose
+
+
+def forget_answers(stored: StoredEnsemble, slots: NDArray[np.int64]) -> Trained:
+    """Return the tensors in which those in the slots answer the first cell of every question.
+
+    As if their records were blank: how many people there were is public, and stays. Raises
+    StoreError.
+    """
+    cells = stored.tensors(ANSWERS_FILE)["cells"].clone()
+    cells[torch.from_numpy(slots)] = 0
+    return {"cells": cells}
 
 
 def save_margin_voters(
