@@ -624,6 +624,12 @@ def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
         assert f"ε = {both}" in Path("student/README.md").read_text()
         assert verify_papers(student, Path("student")).problems == ()
     holds(schema_alone.run(*DESIGNED, "--yes").fine, "open", "already")
+    Path("leaves.csv").write_text("patient\n7\n")
+    leave = ("ensemble", "forget", "--who", "leaves.csv", "--yes")
+    holds(schema_alone.run(*leave).err, "--records", "visits=FILE")
+    schema_alone.run(*leave, "--records", "visits=visits.csv").fine  # noqa: B018 - asserts
+    assert {books.ensemble(name).edition.number for name in ("visits", "visits-margins")} == {2}
+    assert not books.verify("visits").problems
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus, Role, TokenCreate
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
+from terrine_protocol.tables import TableSchema
 from terrine_server.cli import ensemble, reading, serve
 from terrine_server.cli.console import (
     as_json,
@@ -634,6 +635,12 @@ def _release_margins(
             key = records_key(settings, make=True)
             save_margin_voters(private, directory, name=register.name, key=key)
         register_ensemble(ledger, settings, register)
+    cells = tuple(each.cells for each in margin_questions(_schema_of(private)))
+    if getattr(load_manifest(directory).teacher, "cells", cells) != cells:
+        fail(
+            f"The schema is not the one by which {register.name} was made: its histograms have "
+            "other columns or categories. Change it back, or choose another --name."
+        )
     try:
         opened = ledger.project(register.name).terms.epsilon
     except NotFound:
@@ -668,7 +675,8 @@ def _open_designed(
 ) -> ProjectRecord:
     """Design rows from released margins, train teachers, and open the project."""
     directory, margins_name = settings.ensembles_dir / name, f"{name}{MARGINS}"
-    if private.encoding is None or first.release is None:
+    schema = _schema_of(private)
+    if first.release is None:
         raise ValueError("nothing is designed")
     if directory.exists():
         _check_same(directory, private, first)
@@ -676,7 +684,7 @@ def _open_designed(
         voters = LocalVoters(settings.data_dir, "cpu")
         counts = ask_every_question(ledger, voters, margins_name)
         margins = Margins.of_counts(
-            margin_questions(private.encoding),
+            margin_questions(schema),
             counts,
             sigma=first.release.sigma,
             units=first.units,
@@ -684,7 +692,7 @@ def _open_designed(
         natural = None if public is None else public.inputs.astype(np.float32)
         terms = ledger.project(margins_name).terms
         pool = design_pool(
-            private.encoding,
+            schema,
             margins,
             first.rows,
             public=natural,
@@ -716,6 +724,12 @@ def _open_designed(
     )
     ledger.set_status(margins_name, ProjectStatus.CLOSED)
     return opened
+
+
+def _schema_of(private: Dataset) -> TableSchema:
+    if private.encoding is None:
+        raise ValueError("only of a table can rows be designed")
+    return private.encoding
 
 
 def _is_registered(ledger: Ledger, name: str) -> bool:

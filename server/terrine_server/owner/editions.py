@@ -24,7 +24,6 @@ import numpy as np
 from terrine_protocol.files import sync_directory
 from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
-    NEIGHBOURS,
     Edition,
     EnsembleRecord,
     Ledger,
@@ -112,6 +111,7 @@ def forget(
     """
     from terrine_models.data.arrays import DataError
     from terrine_models.teachers import editions
+    from terrine_models.teachers.manifests import ShardTeachers
     from terrine_models.teachers.people import People
 
     of_it = members(ledger, population)
@@ -132,7 +132,9 @@ def forget(
             f"{(~known).sum()} of {len(who)} to be forgotten are in no ensemble of the population, "
             f"the first of them number {np.flatnonzero(~known)[0] + 1}. Nobody was forgotten."
         )
-    trained = [name for name, each in stored.items() if each.manifest.kind != NEIGHBOURS]
+    trained = [
+        name for name, each in stored.items() if isinstance(each.manifest.teacher, ShardTeachers)
+    ]
     for name in trained:
         left = there[name].remove(who)
         if left is not None and len(left[0]) and name not in given:
