@@ -65,7 +65,7 @@ from corpus import CORPUS, INSTALLED, DealtFiles, halve, missing_packages, parts
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, load_idx, load_npz, number_distinct_rows
 from terrine_models.tables.loading import load_table, read_schema
-from terrine_protocol.tables.texts import ENCODERS
+from terrine_protocol.tables.encoders import ENCODERS
 
 PLAIN_ROWS = 50_000
 """Rows on which logistic regression is trained without privacy: more change little."""

@@ -15,24 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 from scipy.spatial.distance import cdist
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from support.wording import holds, refuses
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_models.tables.loading import encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import Column, DataError, Embedding, PublicFile, TableSchema
+from terrine_protocol.tables import Column, DataError, PublicFile, TableSchema
 from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
-from terrine_protocol.tables.texts import (
-    ENCODERS,
-    MAX_TEXT_CHARACTERS,
-    clean_text,
-    declare_embedding,
-    hashed_texts,
-)
+from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, hashed_texts
 
 LABEL = Column(name="label", role="label", values=("a", "b"))
 SCHEMA = TableSchema(columns=(Column(name="text", role="text", width=256), LABEL))
@@ -266,122 +258,6 @@ def test_without_public_rows_texts_are_projected_at_random(
     known = public_features(encoded_input(schema), None, 150)
     assert known.spec.projection == "random"
     assert known(public.inputs).shape == (300, 600)
-
-
-TABLE_ROWS = 40
-
-
-def write_encoder(
-    folder: Path, table: NDArray[Any] | None = None, tokens: int = TABLE_ROWS
-) -> None:
-    folder.mkdir(exist_ok=True)
-    words = [f"word{number}" for number in range(tokens - 7)]
-    words += ["fever", "cough", "sun", "snow", "warm", "cold", "[UNK]"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if table is None:
-        table = np.random.default_rng(0).normal(size=(TABLE_ROWS, 8)).astype(np.float32)
-    save_file({"embedding.weight": table}, folder / "table.safetensors")
-
-
-def test_an_embedding_stands_beside_the_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_encoder(tmp_path / "encoder")
-    embedding = declare_embedding(tmp_path / "encoder")
-    schema = propose_schema_of(embedding)
-    texts = ["fever cough", "cough fever", "", "fever\ud800", "שלום"]
-    found = encoded(texts, schema)
-    assert np.array_equal(found[:, :256], encoded(texts)[:, :256])
-    vectors = found[:, 256:-1] * 2 - 1
-    assert np.square(vectors).sum(1) == pytest.approx([1, 1, 0, 1, 1], abs=1e-5)
-    assert np.array_equal(vectors[0], vectors[1])
-    assert np.array_equal(encoded(["cough fever"], schema)[0], found[1]), "beside any other"
-
-
-def propose_schema_of(embedding: Embedding) -> TableSchema:
-    text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
-    return TableSchema(columns=(text, LABEL))
-
-
-def test_whoever_lacks_the_encoder_s_files_is_told_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest = hashlib.sha256(b"x").hexdigest()
-    schema = propose_schema_of(
-        Embedding(
-            table=PublicFile(name="gone.safetensors", sha256=digest),
-            tokenizer=PublicFile(name="gone.json", sha256=digest),
-            width=8,
-        )
-    )
-    monkeypatch.setenv(ENCODERS, str(tmp_path))
-    with refuses(DataError, "gone.safetensors", digest, ENCODERS):
-        encoded(["fever"], schema)
-    (tmp_path / "gone.safetensors").write_bytes(b"another")
-    with refuses(DataError, str(tmp_path / "gone.safetensors"), digest):
-        encoded(["fever"], schema)
-
-
-def _cut_short(folder: Path) -> None:
-    path = folder / "table.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _lying_header(folder: Path) -> None:
-    (folder / "table.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}")
-
-
-def _three_dimensions(folder: Path) -> None:
-    write_encoder(folder, np.zeros((TABLE_ROWS, 2, 2), np.float32))
-
-
-def _whole_numbers(folder: Path) -> None:
-    write_encoder(folder, np.zeros((TABLE_ROWS, 8), np.int64))
-
-
-def _not_finite(folder: Path) -> None:
-    write_encoder(folder, np.full((TABLE_ROWS, 8), np.nan, np.float32))
-
-
-def _more_tokens(folder: Path) -> None:
-    write_encoder(folder, tokens=TABLE_ROWS + 60)
-
-
-def _no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "s3cret"}}')
-
-
-def _pickle(folder: Path) -> None:
-    (folder / "tokenizer.json").write_bytes(b"\x80\x04\x95\x00")
-
-
-def _two_tables(folder: Path) -> None:
-    (folder / "second.safetensors").write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (_cut_short, ("table.safetensors",)),
-        (_lying_header, ("table.safetensors",)),
-        (_three_dimensions, ("table.safetensors", "matrix", "[40, 2, 2]")),
-        (_whole_numbers, ("table.safetensors", "I64")),
-        (_not_finite, ("table.safetensors", "finite")),
-        (_more_tokens, ("tokenizer.json", 99, 39)),
-        (_no_tokenizer, ("tokenizer.json",)),
-        (_pickle, ("tokenizer.json",)),
-        (_two_tables, (2, "safetensors")),
-    ],
-)
-def test_an_encoder_that_is_none_is_refused(
-    tmp_path: Path, spoil: Any, said: tuple[object, ...]
-) -> None:
-    write_encoder(tmp_path / "encoder")
-    spoil(tmp_path / "encoder")
-    with refuses(DataError, *said):
-        declare_embedding(tmp_path / "encoder")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
 Commas = Literal["thousands", "decimal"]
 """What commas in numbers are: as in 1,234.5, or as in 3,14."""
 Encoder = Literal["hashed", "embedding"]
-"""Of texts: n-grams, hashed; or beside them the mean of the rows of a table for their tokens."""
+"""Of texts: n-grams, hashed; or beside them an embedding, by a table or a transformer."""
 DEFAULT_TEXT_WIDTH = 2048
+MAX_EMBEDDING_WIDTH = 4096
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
@@ -76,11 +77,12 @@ class PublicFile(Record):
 
 
 class Embedding(Record):
-    """A static encoder of texts: a matrix of tokens x numbers, and what cuts texts into tokens."""
+    """An encoder of texts: a table of tokens x numbers (.safetensors) or a transformer (.onnx), and
+    what cuts texts into tokens."""
 
-    table: PublicFile
+    model: PublicFile
     tokenizer: PublicFile
-    width: Annotated[int, Field(ge=1, le=4096, description="Numbers for each token.")]
+    width: Annotated[int, Field(ge=1, le=MAX_EMBEDDING_WIDTH, description="Numbers for each text.")]
 
 
 class Column(Record):

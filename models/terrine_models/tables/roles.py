@@ -1177,7 +1177,7 @@ def _with_embedding(guess: RoleGuess, embedding: Embedding) -> RoleGuess:
     if guess.column.role != "text":
         return guess
     update = {"encoder": "embedding", "embedding": embedding}
-    why = f"{guess.why}, beside an embedding by {embedding.table.name}"
+    why = f"{guess.why}, beside an embedding by {embedding.model.name}"
     return replace(guess, column=guess.column.model_copy(update=update), why=why)
 
 

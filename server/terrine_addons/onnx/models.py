@@ -36,6 +36,7 @@ from terrine_protocol.base import listed, normalize, numbered
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Record
+from terrine_protocol.tables.encoders import messages_in
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -779,7 +780,7 @@ def check_content(data: bytes) -> dict[str, int]:
             "it defines functions or training of its own; inline the functions with "
             "onnx.inliner.inline_local_functions"
         )
-    for message in _messages(model):
+    for message in messages_in(model):
         _check_message(message)
     opsets: dict[str, int] = {}
     newest = {"ai.onnx": defs.onnx_opset_version(), "ai.onnx.ml": defs.onnx_ml_opset_version()}
@@ -797,15 +798,6 @@ def check_content(data: bytes) -> dict[str, int]:
         raise ModelError(f"it is not a valid model: {first_line(error)}") from None
     check_rows(model, opsets.get("ai.onnx", MIN_OPSET), check_operators(model.graph))
     return opsets
-
-
-def _messages(message: Any) -> Iterator[Any]:
-    """A protocol buffer message and all those in it."""
-    yield message
-    for kind, value in message.ListFields():
-        if kind.message_type is not None:
-            for each in [value] if hasattr(value, "ListFields") else value:
-                yield from _messages(each)
 
 
 def _check_message(message: Any) -> None:

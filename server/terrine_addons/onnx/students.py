@@ -38,6 +38,7 @@ from terrine_models.features.maps import (
     averaging,
     enlarging,
 )
+from terrine_models.features.texts import other_columns, text_blocks
 from terrine_models.storage.manifests import FeatureSpec, StoreError, sha256
 from terrine_models.students.models import BIASES, MODEL_FILE, WEIGHTS, Student
 from terrine_protocol.files import write_atomically
@@ -252,7 +253,11 @@ def _binned(graph: _Graph, rows: str, tensors: Mapping[str, NDArray[Any]]) -> st
 
 
 def _part_scores(
-    graph: _Graph, spec: FeatureSpec, base: str, tensors: Mapping[str, NDArray[Any]]
+    graph: _Graph,
+    spec: FeatureSpec,
+    base: str,
+    inputs: InputSpec,
+    tensors: Mapping[str, NDArray[Any]],
 ) -> str:
     """Linear scores [B, m] on `maps.FeatureMap.of_base` of data-independent features [B, D].
 
@@ -262,7 +267,8 @@ def _part_scores(
     if spec.projection == "nystrom":
         scores = _kernel_scores(graph, spec, base, tensors, weights)
     else:
-        features = graph("Cast", _features(graph, spec, base, tensors), to=TensorProto.DOUBLE)
+        features = _features(graph, spec, base, inputs, tensors)
+        features = graph("Cast", features, to=TensorProto.DOUBLE)
         scores = graph("MatMul", features, graph.constant(weights, np.float64))
     return graph("Add", scores, graph.constant(tensors[BIASES], np.float64))
 
@@ -296,10 +302,16 @@ def _kernel_scores(
 
 
 def _features(
-    graph: _Graph, spec: FeatureSpec, base: str, tensors: Mapping[str, NDArray[Any]]
+    graph: _Graph,
+    spec: FeatureSpec,
+    base: str,
+    inputs: InputSpec,
+    tensors: Mapping[str, NDArray[Any]],
 ) -> str:
     if spec.projection == "none":
         return base
+    if spec.base == "texts":
+        return _text_features(graph, spec, base, inputs, tensors)
     if spec.base == "bins":
         base = _binned(graph, base, tensors)
     points = _projected(graph, base, tensors)
@@ -309,6 +321,33 @@ def _features(
     if spec.projection != "graph":
         return points
     return graph.joined([points, _extended(graph, points, tensors)])
+
+
+def _text_features(
+    graph: _Graph,
+    spec: FeatureSpec,
+    rows: str,
+    inputs: InputSpec,
+    tensors: Mapping[str, NDArray[Any]],
+) -> str:
+    """`texts.text_features` of rows [B, columns], beside bins of the other columns, and a graph."""
+    parts = []
+    if spec.steps + spec.ranks:
+        others = graph.constant(other_columns(inputs), np.int64)
+        binned = _binned(graph, graph("Gather", rows, others, axis=1), tensors)
+        parts.append(_projected(graph, binned, tensors))
+    for number, block in enumerate(text_blocks(inputs)):
+        own = graph.part(rows, 1, block.start, block.start + block.size)
+        if block.hashed:
+            own = graph.over(graph.plus(own, 1.0), 2.0)
+        weighed = graph.unit_length(graph.times(own, tensors[f"weights_{number}"]), 1)
+        centred = graph.minus(weighed, tensors[f"mean_{number}"])
+        points = graph("MatMul", centred, graph.constant(tensors[f"basis_{number}"]))
+        parts.append(graph.times(graph.unit_length(points, 1), tensors["lengths"][number]))
+    found = graph.joined(parts)
+    if not spec.points:
+        return found
+    return graph.joined([found, _extended(graph, graph.unit_length(found, 1), tensors)])
 
 
 def _extended(graph: _Graph, points: str, tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -336,7 +375,7 @@ def _scores(
         own = {name.removeprefix(prefix): t for name, t in tensors.items() if prefix in name}
         if spec.base not in bases:
             bases[spec.base] = _base_features(graph, spec.base, prepared, student.model.input)
-        found = _part_scores(graph, spec, bases[spec.base], own)
+        found = _part_scores(graph, spec, bases[spec.base], student.model.input, own)
         scores = graph("Add", scores, found) if scores else found
     return scores
 

@@ -54,8 +54,8 @@ from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
+from terrine_protocol.tables.encoders import declare_embedding
 from terrine_protocol.tables.encoding import encode_table
-from terrine_protocol.tables.texts import declare_embedding
 from terrine_server.cli.console import command_text, console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
 
@@ -101,8 +101,8 @@ Embedded = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Of texts: a public encoder, beside their n-grams: a table of embeddings, tokens x "
-        "numbers (*.safetensors), and its tokenizer.json.",
+        help="Of texts: a public encoder, beside their n-grams: a transformer (*.onnx) or a table "
+        "of tokens x numbers (*.safetensors), and its tokenizer.json.",
     ),
 ]
 Bins = Annotated[
