@@ -16,9 +16,8 @@ PACKAGES = (
     "terrine_server",
     "terrine_addons",
 )
-LEFT_OUT = {"ray", "dp_accounting", "matplotlib", "pandas", "tokenizers"}
-"""What the image may lack: a cluster, others' accountants, students' pictures and data frames, and
-what cuts texts for embeddings."""
+LEFT_OUT = {"ray", "dp_accounting", "matplotlib", "pandas"}
+"""What the image may lack: a cluster, others' accountants, students' pictures and data frames."""
 
 modules = {
     module.name

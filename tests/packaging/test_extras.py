@@ -133,7 +133,8 @@ def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> 
 def test_an_image_has_all_that_any_module_imports() -> None:
     """As its build finds out, which no Docker engine need do here."""
     script = REPOSITORY / "docker" / "compile_imported.py"
-    done = run(f"{HIDE}exec({script.read_text()!r})", ("server", "onnx", "oidc"))
+    extras = ("server", "embedding", "onnx", "oidc")
+    done = run(f"{HIDE}exec({script.read_text()!r})", extras)
     assert (done.returncode, done.stderr) == (0, "")
 
 
