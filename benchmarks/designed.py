@@ -1,6 +1,7 @@
 """A schema alone beside a real public pool: the same private rows, ε and test rows, by commands.
 
     python benchmarks/designed.py adult=DIRECTORY nassCDS diamonds --epsilon 1,0.1 --seeds 5
+    python benchmarks/designed.py adult=DIRECTORY --in-process --epsilon 1,0.3,0.1,0.03
 
 The tables are those of `datasets.py`. Adult's schema is as its documentation has it
 (benchmarks/adult-schema.json). That of a table out of a package is proposed from its public rows,
@@ -8,6 +9,9 @@ which a declared one would not need; nobody asks these.
 
 For each, it prints AUC, of two classes, balanced accuracy, and the balanced accuracy of the best
 threshold, of students that learn from `quickstart --public POOL` and from `quickstart --schema`.
+With --in-process, the functions behind these commands are called without files and a server, and
+both ways have trained teachers, as many as quickstart tries at most; `quickstart --public` may
+choose another way to ask.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +29,25 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from commands import Predicted, Refused, check, open_project, run
 from datasets import DealtFiles, TableSource, find_sources
-from terrine_models.data.arrays import Dataset
+from terrine_models.data.arrays import Dataset, number_distinct_rows
+from terrine_models.features.maps import PublicData
+from terrine_models.students.answers import Answers
+from terrine_models.students.models import Task
+from terrine_models.students.selection import choose
+from terrine_models.tables.designed import (
+    DesignedPool,
+    Margins,
+    Question,
+    design_pool,
+    find_cells,
+    margin_questions,
+)
 from terrine_models.tables.loading import load_table, read_schema
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.shards import unit_count
+from terrine_models.teachers.training import train_ensemble
+from terrine_server.planning.first_project import FirstProject, Setting
+from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes
 
 CUTS = np.linspace(0.02, 0.98, 97)
 """Shares of the rows that are predicted as the first class, for the best threshold."""
@@ -48,7 +69,9 @@ def main() -> None:
     parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
     parser.add_argument("--epsilon", default="1,0.3,0.1")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--in-process", action="store_true", help="without files and a server")
     given = parser.parse_args()
+    compare = compare_in_process if given.in_process else compare_by_commands
     if not given.data:
         print("Skipped: no data were named. See the top of benchmarks/designed.py.")
     for name, source in find_sources(given.data).items():
@@ -59,7 +82,7 @@ def main() -> None:
             for seed in range(given.seeds):
                 with tempfile.TemporaryDirectory(prefix="designed-") as place:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
-                    for way, student in compare(made, epsilon):
+                    for way, student in compare(made, epsilon, seed):
                         found.setdefault(way, []).append(student)
             for way, students in found.items():
                 print(f"{name}, ε = {epsilon:g}, {way}: {summarize(students)}", flush=True)
@@ -75,8 +98,8 @@ def summarize(students: list[Found]) -> str:
     return ", ".join(said)
 
 
-def compare(made: DealtFiles, epsilon: float) -> Iterator[tuple[str, Found]]:
-    """Yield what students are by a real pool, and by a schema alone."""
+def find_schema(made: DealtFiles) -> Path:
+    """Write the schema that is known without private rows."""
     place = made.private.parent
     schema = place / "schema.json"
     if made.private.stem == "adult":
@@ -84,10 +107,87 @@ def compare(made: DealtFiles, epsilon: float) -> Iterator[tuple[str, Found]]:
     else:
         propose = ("ensemble", "schema", made.pool.name, *made.options, "--out", schema.name)
         check(run(place, {}, *propose))
+    return schema
+
+
+def compare_by_commands(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
+    """Yield what students are by a real pool, and by a schema alone."""
+    schema = find_schema(made)
     tested = load_table(made.tested, read_schema(schema), note=lambda text: None)
     asked = ("--public", made.pool.name, *made.options)
     yield "real pool", learn(made, "real", asked, epsilon, tested)
     yield "schema alone", learn(made, "alone", ("--schema", schema.name), epsilon, tested)
+
+
+def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
+    """Yield the same, of trained teachers both times."""
+    schema = read_schema(find_schema(made))
+    paths = (made.private, made.pool, made.tested)
+    private, public, tested = (load_table(path, schema, note=lambda text: None) for path in paths)
+    real = PublicData.declare("pool", public.inputs, labels=public.labels)
+    setting = Setting.of(
+        units=unit_count(private),
+        rows=int(number_distinct_rows(real.inputs).max()) + 1,
+        classes=len(private.classes),
+        epsilon=epsilon,
+    )
+    first = setting.of_teachers(setting.numbers_of_teachers[-1])
+    yield "real pool", teach(private, first, real, tested, seed)
+    questions = margin_questions(schema)
+    first = setting.of_designed(questions=len(questions), cells=max(q.cells for q in questions))
+    designed = design_pool(
+        schema, release_margins(private, questions, first, seed), first.rows, seed
+    )
+    yield "schema alone", teach(private, first, designed, tested, seed)
+
+
+def release_margins(
+    private: Dataset, questions: Sequence[Question], first: FirstProject, seed: int
+) -> Margins:
+    """Release the histograms of the columns, as a project of them does."""
+    if (plan := first.release) is None:
+        raise ValueError("nothing is designed")
+    answers = find_cells(questions, private, seed)
+    counts = np.stack([np.bincount(each, minlength=plan.cells) for each in answers.T])
+    mechanism = NoisyVotes(first.units, plan.cells, plan.sigma)
+    noisy = release(mechanism, counts, seed)
+    return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)
+
+
+def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return counts with noise."""
+    noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
+    if noisy is None:
+        raise ValueError("these are no noisy counts")
+    return noisy
+
+
+def teach(
+    private: Dataset,
+    first: FirstProject,
+    asked: PublicData | DesignedPool,
+    tested: Dataset,
+    seed: int,
+) -> Found:
+    """Train teachers, ask them all that is to be asked, and judge a student of the answers."""
+    pool = asked if isinstance(asked, DesignedPool) else None
+    public = asked if isinstance(asked, PublicData) else None
+    inputs = asked.rows if isinstance(asked, DesignedPool) else asked.inputs
+    with tempfile.TemporaryDirectory(prefix="designed-") as place:
+        out = Path(place) / "teachers"
+        n = first.teachers
+        train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
+        ensemble = Ensemble.load(out)
+        counts = ensemble.votes(inputs)
+        matches = ensemble.manifest.teacher.matches_prior
+    numbers = number_distinct_rows(inputs)  # equal rows have one answer
+    counts = counts[np.unique(numbers, return_index=True)[1]]
+    noisy = release(first.mechanism, counts, seed)[numbers]
+    task = Task(inputs, private.spec, private.classes, private.encoding, designed=pool)
+    sure = Answers.of_counts(noisy, teachers=n, sigma=first.sigma, matches_prior=matches)
+    student = choose(task, sure).student
+    shares = student.probabilities(tested.inputs)[:, 1] if len(private.classes) == 2 else None
+    return judge(Predicted(student.predict(tested.inputs), shares), tested)
 
 
 def learn(
