@@ -576,6 +576,7 @@ DESIGNED_STEPS = [
     ((OPERATIONS, "open_project"), True),
     (("terrine_server.labeling.pipeline", "ask_every_question"), True),
     (("terrine_models.teachers.training", "train_ensemble"), True),
+    ((OPERATIONS, "open_project"), True),
 ]
 
 
@@ -649,7 +650,8 @@ def test_killed_while_margins_are_released_they_are_paid_for_once(
         assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
     schema_alone.run(*DESIGNED, "--yes").fine  # noqa: B018 - asserts
     books = ledger(schema_alone)
-    assert books.project("visits-margins").charges == 4
+    margins = books.project("visits-margins")
+    assert (margins.status, margins.charges) == ("closed", 4)
     assert sorted(each.name for each in books.ensembles()) == ["visits", "visits-margins"]
     assert not books.verify("visits-margins").problems
 
