@@ -657,6 +657,29 @@ def test_killed_while_margins_are_released_they_are_paid_for_once(
 
 
 @pytest.mark.parametrize(
+    ("column", "changed"),
+    [(3, {"values": ["A", "B", "C", "D"]}), (1, {"high": 50})],
+    ids=["a category more", "another range"],
+)
+def test_a_schema_that_changed_after_its_histograms_is_refused(
+    schema_alone: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    column: int,
+    changed: dict[str, object],
+) -> None:
+    replies = [True, False]
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
+    holds(schema_alone.run(*DESIGNED).err, "Nothing", "done")
+    schema = json.loads(Path("schema.json").read_text())
+    schema["columns"][column] |= changed
+    Path("schema.json").write_text(json.dumps(schema))
+    holds(schema_alone.run(*DESIGNED, "--yes").err, "schema", "visits-margins", "--name")
+    assert [each.name for each in ledger(schema_alone).ensembles()] == ["visits-margins"]
+    assert not (schema_alone.data / "ensembles" / "visits").exists()
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         pytest.param((), "--public --schema", id="nothing to ask"),

@@ -28,7 +28,7 @@ from terrine_models.tables.designed import (
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.margins import save_margin_voters
+from terrine_models.teachers.margins import MarginTeachers, digest_schema, save_margin_voters
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
@@ -649,11 +649,13 @@ def _release_margins(
             key = records_key(settings, make=True)
             save_margin_voters(private, directory, name=register.name, key=key)
         register_ensemble(ledger, settings, register)
-    cells = tuple(each.cells for each in margin_questions(_schema_of(private)))
-    if getattr(load_manifest(directory).teacher, "cells", cells) != cells:
+    made_by = load_manifest(directory).teacher
+    if not isinstance(made_by, MarginTeachers):
+        fail(f"{directory} holds no histograms. Choose another --name.")
+    if made_by.schema_sha256 != digest_schema(_schema_of(private)):
         fail(
-            f"The schema is not the one by which {register.name} was made: its histograms have "
-            "other columns or categories. Change it back, or choose another --name."
+            f"The schema is not the one by which {register.name} was made, whose histograms may "
+            "have other columns, ranges or categories. Change it back, or choose another --name."
         )
     try:
         opened = ledger.project(register.name).terms.epsilon
