@@ -11,7 +11,8 @@ For each, it prints AUC, of two classes, balanced accuracy, and the balanced acc
 threshold, of students that learn from `quickstart --public POOL` and from `quickstart --schema`.
 With --in-process, the functions behind these commands are called without files and a server, and
 both ways have trained teachers, as many as quickstart tries at most; `quickstart --public` may
-choose another way to ask.
+choose another way to ask. Where all public rows would need more noise than can be drawn, fewer are
+asked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,8 @@ from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.first_project import FirstProject, Setting
+from terrine_server.planning.first_project import DESIGNED_ROWS, FirstProject, Setting
+from terrine_server.privacy import ParameterError
 from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes
 
 CUTS = np.linspace(0.02, 0.98, 97)
@@ -124,14 +126,13 @@ def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[
     schema = read_schema(find_schema(made))
     paths = (made.private, made.pool, made.tested)
     private, public, tested = (load_table(path, schema, note=lambda text: None) for path in paths)
-    real = PublicData.declare("pool", public.inputs, labels=public.labels)
     setting = Setting.of(
         units=unit_count(private),
-        rows=int(number_distinct_rows(real.inputs).max()) + 1,
+        rows=DESIGNED_ROWS[0],
         classes=len(private.classes),
         epsilon=epsilon,
     )
-    first = setting.of_teachers(setting.numbers_of_teachers[-1])
+    real, first = first_of_pool(public, setting)
     yield "real pool", teach(private, first, real, tested, seed)
     questions = margin_questions(schema)
     first = setting.of_designed(questions=len(questions), cells=max(q.cells for q in questions))
@@ -139,6 +140,21 @@ def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[
         schema, release_margins(private, questions, first, seed), first.rows, seed
     )
     yield "schema alone", teach(private, first, designed, tested, seed)
+
+
+def first_of_pool(public: Dataset, setting: Setting) -> tuple[PublicData, FirstProject]:
+    """Return what is asked of a pool, all of it if so much noise can be drawn, and the project."""
+    for most in (len(public), *DESIGNED_ROWS):
+        asked = public.inputs[:most]
+        rows = int(number_distinct_rows(asked).max()) + 1
+        teachers = setting.numbers_of_teachers[-1]
+        try:
+            first = replace(setting, rows=rows).of_teachers(teachers)
+        except ParameterError as error:
+            why = error
+        else:
+            return PublicData.declare("pool", asked, labels=public.labels[:most]), first
+    raise why
 
 
 def release_margins(

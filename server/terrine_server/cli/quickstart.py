@@ -742,7 +742,7 @@ def _check_joining(
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
     check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
-    terms, wanted = first.terms, first.all_terms
+    wanted = first.all_terms
     fits = (
         joined.reserved + sum(each.cap_budget for each in wanted) <= joined.cap
         and joined.delta_reserved + sum(each.delta_budget for each in wanted) <= joined.delta_cap
@@ -751,7 +751,7 @@ def _check_joining(
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
             f"δ = {joined.delta:g}) has no room for a project of ε = {first.whole_epsilon:g}. "
-            f"{suggest_room(ledger, members[0], first.mechanism, terms)}"
+            f"{suggest_room(ledger, members[0], first.whole_epsilon, first.price)}"
         )
 
 
