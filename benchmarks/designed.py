@@ -95,6 +95,8 @@ def summarize(students: list[Found]) -> str:
     said = []
     for name in ("auc", "balanced", "best"):
         values = np.array([getattr(each, name) for each in students])
+        if np.isnan(values).any():
+            continue  # more than two classes have no AUC
         error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
         said.append(f"{name} {values.mean():.4f} ± {error:.4f}")
     return ", ".join(said)
