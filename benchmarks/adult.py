@@ -25,15 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from reference.data import SHARED
+from datasets import SHARED
+from terrine_experiments import sources
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, MIN_FEATURES, Task, Training
 from terrine_models.students.selection import asking_order
 from terrine_models.students.selection import choose as learn_from
-from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.first_project import sigma_for_rows
@@ -44,23 +43,6 @@ from terrine_server.privacy.mechanisms import ConfidentGNMax, NoisyVotes
 from terrine_server.privacy.parameters import MIN_SIGMA
 from terrine_server.privacy.quoting import cap_order, quote
 
-COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-    "income",
-)
 DELTA = 1e-5
 FOLDS = 5
 CLASSES = 2
@@ -116,15 +98,9 @@ def main() -> None:
 
 
 def load(directory: Path, *, tune: bool) -> AdultData:
-    """Raises SystemExit if the files are missing."""
-    files = []
-    for name in ("adult.data", "adult.test"):
-        found = [path for path in (directory / name, directory / f"{name}.gz") if path.is_file()]
-        if not found:
-            raise SystemExit(f"{directory / name} is missing. Give the directory of UCI's Adult.")
-        files.append(found[0])
-    schema = propose_schema(files[1], label="income", columns=COLUMNS).schema
-    private, pool = load_table(files[0], schema), load_table(files[1], schema)
+    """Raises DataError if the files are missing."""
+    source = sources.load("adult", directory)
+    private, pool = source.private, source.test
     if tune:
         order = np.random.default_rng(0).permutation(len(private))
         third = len(private) // 3

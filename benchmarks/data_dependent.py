@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.data import recorded
+from datasets import recorded
 from reference.sensitivity import Charged, secret_spend
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.errors import BudgetExhausted

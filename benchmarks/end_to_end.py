@@ -42,7 +42,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.data import Material, digits, first, pictures
+from datasets import Material, digits, first, pictures
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, Networks

@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from reference.data import recorded
+from datasets import recorded
 from terrine_server.planning.opening import Quote, Votes, choose, expected_outcomes, quotes
 from terrine_server.privacy import Rule, VoteOutcome, build_mechanism, cap_order, quote
 from terrine_server.privacy.mechanisms import ConfidentGNMax

@@ -21,6 +21,7 @@ from statistics import median
 
 import numpy as np
 
+from datasets import Material, first, pictures
 from end_to_end import (
     BATCH,
     CLIENTS,
@@ -34,7 +35,6 @@ from end_to_end import (
     served,
     student_token,
 )
-from reference.data import Material, first, pictures
 from terrine_models.teachers.kinds import Heads, Networks
 from terrine_server.settings import VotersKind
 

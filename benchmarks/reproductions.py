@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
+from datasets import recorded as recorded_votes
 from reference.costs import ORDERS, data_dependent_rdp, gnmax_log_q
-from reference.data import recorded as recorded_votes
 from reference.sensitivity import Charged, secret_spend
 from terrine_server.privacy import (
     Composition,

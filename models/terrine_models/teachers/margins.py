@@ -10,6 +10,7 @@ replacing one person moves one vote: what the mechanism `noisy_votes` prices.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,6 +44,7 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.people import People
 from terrine_models.teachers.shards import check_encoding, check_new, unit_count
 from terrine_protocol.files import new_directory
+from terrine_protocol.tables import TableSchema
 
 ANSWERS_FILE = "teachers-00000.safetensors"
 
@@ -54,6 +56,8 @@ class MarginTeachers(TeacherKind):
     kind: Literal["margins"] = "margins"
     cells: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Field(min_length=2)]
     """How many answers each question has."""
+    schema_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Of the schema by which they answered (`digest_schema`)."""
 
     def check(self, plan: EnsemblePlan) -> None:
         """Raise ValueError unless each unit is a teacher."""
@@ -98,6 +102,11 @@ def forget_answers(stored: StoredEnsemble, slots: NDArray[np.int64]) -> Trained:
     return {"cells": cells}
 
 
+def digest_schema(schema: TableSchema) -> str:
+    """Return the SHA-256 of a schema, as hex."""
+    return hashlib.sha256(schema.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+
+
 def save_margin_voters(
     data: Dataset, out: Path, *, name: str, seed: int = 0, key: bytes | None = None
 ) -> tuple[Manifest, tuple[Question, ...]]:
@@ -132,7 +141,10 @@ def save_margin_voters(
         widest = max(each.cells for each in questions)
         manifest = Manifest(
             name=name,
-            teacher=MarginTeachers(cells=tuple(each.cells for each in questions)),
+            teacher=MarginTeachers(
+                cells=tuple(each.cells for each in questions),
+                schema_sha256=digest_schema(data.encoding),
+            ),
             input=InputSpec(shape=(1,), dtype="uint8", low=0, high=len(questions) - 1),
             classes=tuple(map(str, range(widest))),
             teachers=units,

@@ -154,6 +154,12 @@ STORED = (
         "a person is forgotten (--group), or the owner deletes the ensemble's files",
     ),
     Retention(
+        "cells of people, of histograms from which rows are designed",
+        "in which part of each column one row of each is, and its label: as confidential as these; "
+        "kept when the project of the histograms is closed",
+        "a person is forgotten (--group), or the owner deletes the ensemble's files",
+    ),
+    Retention(
         "accounts of people, of neighbours",
         "how much each person's votes told: who was near how many inputs",
         "for ever; of who was forgotten, that the account is full",
@@ -189,10 +195,10 @@ STORED = (
 ERASURE = (
     "What an answer told cannot be taken back; the promise bounds what it told of anyone. Where "
     "people are named (--group), the owner lets one go while the service runs: the copies of her "
-    "records are removed, or the teacher that had them is trained without them, under the same "
-    "cap. A keyed digest stays, so that she is not added again. Backups, and the owner's own "
-    "files, are the owner's to clean. Students' inputs leave nothing but digests; those stay in "
-    "the ledger."
+    "records, and of the cells that they are in, are removed, or the teacher that had them is "
+    "trained without them, under the same cap. A keyed digest stays, so that she is not added "
+    "again. Backups, and the owner's own files, are the owner's to clean. Students' inputs leave "
+    "nothing but digests; those stay in the ledger."
 )
 SIDE_CHANNELS = (
     "Response time is outside (ε, δ). Every query of a batch draws the same number of random bytes "

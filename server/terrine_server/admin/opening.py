@@ -37,6 +37,7 @@ from terrine_server.owner.operations import (
     ProjectQuote,
     max_fitting_epsilon,
     open_project,
+    price_like,
     quote_project,
     suggest_room,
 )
@@ -253,6 +254,7 @@ def _price_terms(
     quoted = quote_project(ledger, wanted)
     mechanism, ensemble, terms = quoted.mechanism, quoted.ensemble, quoted.terms
     cap = next(c for c in list_caps(ledger) if c.population.id == ensemble.population.id)
+    price = price_like(mechanism, terms, ensemble.population)
     answered = right = None
     if terms.allowance is None:
         expected = expected_outcomes(
@@ -265,7 +267,7 @@ def _price_terms(
         max_queries(terms, Account()),
         answered,
         right,
-        "" if quoted.fits else suggest_room(ledger, ensemble, mechanism, terms),
+        "" if quoted.fits else suggest_room(ledger, ensemble, terms.epsilon, price),
     )
 
 

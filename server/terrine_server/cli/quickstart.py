@@ -18,11 +18,17 @@ from rich.table import Table
 
 from terrine_models.data.arrays import DataError, Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import NATURAL_ROWS, Margins, design_pool, margin_questions
+from terrine_models.tables.designed import (
+    NATURAL_ROWS,
+    DesignedPool,
+    Margins,
+    design_pool,
+    margin_questions,
+)
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.margins import save_margin_voters
+from terrine_models.teachers.margins import MarginTeachers, digest_schema, save_margin_voters
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
@@ -338,6 +344,8 @@ def quickstart(
         say(f"Project {name} is open.")
     else:
         _check_epsilon_of(ledger, record, epsilon)
+        if record.ensemble.facts.designed and _is_registered(ledger, f"{name}{MARGINS}"):
+            ledger.set_status(f"{name}{MARGINS}", ProjectStatus.CLOSED)  # if it was interrupted
         say(f"Project {name} is open already, with ε = {epsilon:g}.")
     _finish(public, ledger, settings, record)
 
@@ -581,15 +589,18 @@ def _open(
     _show_forecast(forecast, rows, joined, log)
     _check_above_chance(forecast, rows.schema, anyway=anyway)
     of = register.population or DEFAULT_POPULATION if joined is None else joined.name
+    pool: PublicData | DesignedPool | None = rows.pool
     if first.release is not None:
         _release_margins(private, first, ledger, settings, of_margins, of, yes=yes)
-        return _open_designed(private, rows.pool, first, ledger, settings, name, yes=yes)
-    if rows.pool is None:
-        raise RuntimeError("there are no public rows")
+        register, registered = EnsembleRegister(name=name, population=of), True
     if directory.exists():
         _check_same(directory, private, first)
     else:
-        _make_ensemble(private, rows.pool, settings, directory, name, first, yes=yes)
+        if first.release is not None:
+            pool = _design_rows(private, rows.pool, first, ledger, settings, of_margins.name)
+        if pool is None:
+            raise RuntimeError("there are no public rows")
+        _make_ensemble(private, pool, settings, directory, name, first, yes=yes)
     if not registered:
         _ask(
             f"Fix the cap of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and open "
@@ -598,12 +609,15 @@ def _open(
             else f"Open a project of ε = {epsilon:g} under the cap of {of}? It cannot be changed.",
             yes,
         )
+    if not _is_registered(ledger, name):
         register_ensemble(ledger, settings, register)
     opening = ProjectOpen(
-        name=name, ensemble=name, mechanism=first.spec, epsilon=epsilon, delta=first.delta
+        name=name, ensemble=name, mechanism=first.spec, epsilon=first.epsilon, delta=first.delta
     )
     record = open_project(ledger, opening)
-    if log.verbose:
+    if first.release is not None:
+        ledger.set_status(of_margins.name, ProjectStatus.CLOSED)
+    elif log.verbose:
         _show_commands(data, given, settings, rows.schema, first, opening, register)
     return record
 
@@ -635,11 +649,13 @@ def _release_margins(
             key = records_key(settings, make=True)
             save_margin_voters(private, directory, name=register.name, key=key)
         register_ensemble(ledger, settings, register)
-    cells = tuple(each.cells for each in margin_questions(_schema_of(private)))
-    if getattr(load_manifest(directory).teacher, "cells", cells) != cells:
+    made_by = load_manifest(directory).teacher
+    if not isinstance(made_by, MarginTeachers):
+        fail(f"{directory} holds no histograms. Choose another --name.")
+    if made_by.schema_sha256 != digest_schema(_schema_of(private)):
         fail(
-            f"The schema is not the one by which {register.name} was made: its histograms have "
-            "other columns or categories. Change it back, or choose another --name."
+            f"The schema is not the one by which {register.name} was made, whose histograms may "
+            "have other columns, ranges or categories. Change it back, or choose another --name."
         )
     try:
         opened = ledger.project(register.name).terms.epsilon
@@ -663,67 +679,26 @@ def _release_margins(
             )
 
 
-def _open_designed(
+def _design_rows(
     private: Dataset,
     public: PublicData | None,
     first: FirstProject,
     ledger: Ledger,
     settings: Settings,
-    name: str,
-    *,
-    yes: bool,
-) -> ProjectRecord:
-    """Design rows from released margins, train teachers, and open the project."""
-    directory, margins_name = settings.ensembles_dir / name, f"{name}{MARGINS}"
-    schema = _schema_of(private)
+    margins_name: str,
+) -> DesignedPool:
+    """Design what is asked, from released margins."""
     if first.release is None:
         raise ValueError("nothing is designed")
-    if directory.exists():
-        _check_same(directory, private, first)
-    else:
-        voters = LocalVoters(settings.data_dir, "cpu")
-        counts = ask_every_question(ledger, voters, margins_name)
-        margins = Margins.of_counts(
-            margin_questions(schema),
-            counts,
-            sigma=first.release.sigma,
-            units=first.units,
-        )
-        natural = None if public is None else public.inputs.astype(np.float32)
-        terms = ledger.project(margins_name).terms
-        pool = design_pool(
-            schema,
-            margins,
-            first.rows,
-            public=natural,
-            released=(terms.epsilon, terms.delta),
-        )
-        _ask(f"Train {first.teachers:,} teachers in {directory}, and open the project?", yes)
-        with teachers_bar(console, first.teachers) as on_trained:
-            train_ensemble(
-                private,
-                directory,
-                name=name,
-                teachers=first.teachers,
-                pool=pool,
-                on_trained=on_trained,
-                key=records_key(settings, make=True),
-            )
-    if not _is_registered(ledger, name):
-        joins = ledger.ensemble(margins_name).population.name
-        register_ensemble(ledger, settings, EnsembleRegister(name=name, population=joins))
-    opened = open_project(
-        ledger,
-        ProjectOpen(
-            name=name,
-            ensemble=name,
-            mechanism=first.spec,
-            epsilon=first.epsilon,
-            delta=first.delta,
-        ),
+    schema = _schema_of(private)
+    counts = ask_every_question(ledger, LocalVoters(settings.data_dir, "cpu"), margins_name)
+    margins = Margins.of_counts(
+        margin_questions(schema), counts, sigma=first.release.sigma, units=first.units
     )
-    ledger.set_status(margins_name, ProjectStatus.CLOSED)
-    return opened
+    natural = None if public is None else public.inputs.astype(np.float32)
+    terms = ledger.project(margins_name).terms
+    released = (terms.epsilon, terms.delta)
+    return design_pool(schema, margins, first.rows, public=natural, released=released)
 
 
 def _schema_of(private: Dataset) -> TableSchema:
@@ -767,7 +742,7 @@ def _check_joining(
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
     check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
-    terms, wanted = first.terms, first.all_terms
+    wanted = first.all_terms
     fits = (
         joined.reserved + sum(each.cap_budget for each in wanted) <= joined.cap
         and joined.delta_reserved + sum(each.delta_budget for each in wanted) <= joined.delta_cap
@@ -776,13 +751,13 @@ def _check_joining(
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
             f"δ = {joined.delta:g}) has no room for a project of ε = {first.whole_epsilon:g}. "
-            f"{suggest_room(ledger, members[0], first.mechanism, terms)}"
+            f"{suggest_room(ledger, members[0], first.whole_epsilon, first.price)}"
         )
 
 
 def _make_ensemble(
     private: Dataset,
-    pool: PublicData,
+    pool: PublicData | DesignedPool,
     settings: Settings,
     directory: Path,
     name: str,
@@ -792,26 +767,30 @@ def _make_ensemble(
 ) -> None:
     """Train the teachers, or place the records."""
     plan, key = first.neighbours, records_key(settings, make=True)
-    if plan is not None:
+    public = pool if isinstance(pool, PublicData) else None
+    if plan is not None and public is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
             build(
                 private,
                 directory,
                 name=name,
-                public=pool,
+                public=public,
                 settings=NeighbourSettings(near=plan.near),
                 key=key,
             )
         return
-    _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
+    # Of designed rows, the cap is fixed already: there is no other question.
+    opened = "" if public else ", and open the project"
+    _ask(f"Train {first.teachers:,} teachers in {directory}{opened}?", yes)
     with teachers_bar(console, first.teachers) as on_trained:
         train_ensemble(
             private,
             directory,
             name=name,
             teachers=first.teachers,
-            public=pool,
+            public=public,
+            pool=pool if isinstance(pool, DesignedPool) else None,
             on_trained=on_trained,
             key=key,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,34 +89,46 @@ EPSILONS = tuple(
 PAGE_ITEMS = 100
 
 
+Price = Callable[[float], Sequence[Terms]]
+"""The terms of all projects that a budget of ε opens. Raises `ParameterError` if it pays for none.
+"""
+
+
+def price_like(mechanism: Mechanism, terms: Terms, population: PopulationRecord) -> Price:
+    """Return the price of one project with the `mechanism` of these `terms`."""
+    rate = terms.choice.pass_rate if terms.choice else None
+    rule, delta = population.rule, terms.delta
+    return lambda epsilon: (choose(mechanism, epsilon, delta, cap_rule=rule, pass_rate=rate).terms,)
+
+
 def max_fitting_epsilon(
-    ensemble: EnsembleRecord, mechanism: Mechanism | None = None, terms: Terms | None = None
+    ensemble: EnsembleRecord, most: float | None = None, price: Price | None = None
 ) -> float | None:
     """Return about the largest ε of a further project, rounded down; None if the cap is full.
 
-    It is with the `mechanism` of these `terms`, by default of noisy counts at the cap's δ: another
-    mechanism may take more of a cap.
+    It is at most `most`, and opened by `price`, by default with noisy counts at the cap's δ:
+    another mechanism may take more of a cap.
     """
     population = ensemble.population
-    if mechanism is None or terms is None:
-        # With so much noise that any ε pays for a query: how many it buys is not the question.
-        facts = ensemble.facts
-        mechanism = NoisyVotes(facts.teachers, len(facts.classes), MAX_SIGMA)
-        most, delta, rate = population.epsilon, population.delta, None
-    else:
-        most, delta = min(terms.epsilon, population.epsilon), terms.delta
-        rate = terms.choice.pass_rate if terms.choice else None
-    like = mechanism
+    most = population.epsilon if most is None else min(most, population.epsilon)
+    # With so much noise that any ε pays for a query: how many it buys is not the question.
+    facts = ensemble.facts
+    noisy = NoisyVotes(facts.teachers, len(facts.classes), MAX_SIGMA)
 
     def fits(epsilon: float) -> bool | None:
         """None: it pays for nothing, so it is too little, and not too much."""
         try:
-            of = choose(like, epsilon, delta, cap_rule=population.rule, pass_rate=rate).terms
+            if price is None:
+                delta, rule = population.delta, population.rule
+                found: Sequence[Terms] = [choose(noisy, epsilon, delta, cap_rule=rule).terms]
+            else:
+                found = price(epsilon)
         except ParameterError:
             return None
         return (
-            population.reserved + of.cap_budget <= population.cap
-            and population.delta_reserved + of.delta_budget <= population.delta_cap
+            population.reserved + sum(of.cap_budget for of in found) <= population.cap
+            and population.delta_reserved + sum(of.delta_budget for of in found)
+            <= population.delta_cap
         )
 
     if fits(most):
@@ -148,11 +160,9 @@ def every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
         last = found[-1].name
 
 
-def suggest_room(
-    ledger: Ledger, ensemble: EnsembleRecord, mechanism: Mechanism, terms: Terms
-) -> str:
-    """Say what still fits under a cap that has no room for a project, and what would make room."""
-    epsilon = max_fitting_epsilon(ensemble, mechanism, terms)
+def suggest_room(ledger: Ledger, ensemble: EnsembleRecord, wanted: float, price: Price) -> str:
+    """Say what still fits under a cap that has no room for ε, and what would make room."""
+    epsilon = max_fitting_epsilon(ensemble, wanted, price)
     fits = (
         "Nothing like it fits"
         if epsilon is None
@@ -176,7 +186,8 @@ def _with_suggestion(
     try:
         yield
     except CapExceeded as error:
-        why = f"{error.detail} {suggest_room(ledger, ensemble, mechanism, terms)}"
+        price = price_like(mechanism, terms, ensemble.population)
+        why = f"{error.detail} {suggest_room(ledger, ensemble, terms.epsilon, price)}"
         raise CapExceeded(why, **error.extras) from error
 
 

@@ -480,6 +480,22 @@ class FirstProject(Setting):
         release = quote(mechanism, self.release.epsilon, self.delta, cap_rule=self.cap.rule)
         return release, self.terms
 
+    def price(self, epsilon: float) -> tuple[Terms, ...]:
+        """Return the terms of the same with another ε of all that is released.
+
+        Raises `ParameterError` if that pays for nothing.
+        """
+        if self.release is None:
+            return replace(self, epsilon=epsilon).all_terms
+        release = plan_release(
+            questions=self.release.queries,
+            cells=self.release.cells,
+            units=self.units,
+            epsilon=epsilon,
+            delta=self.delta,
+        )
+        return replace(self, epsilon=release.votes_epsilon, release=release).all_terms
+
     @property
     def whole_epsilon(self) -> float:
         """ε of all that is released for it."""

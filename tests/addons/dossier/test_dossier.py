@@ -541,6 +541,9 @@ def test_of_margins_a_dossier_says_that_histograms_leave() -> None:
     holds(said, "Histograms", "leave")
     assert "500" in said
     assert "teachers" not in said
+    (cells,) = (each for each in words.STORED if "cells" in each.what)
+    holds(f"{cells.says} {cells.until}", "column", "label", "confidential", "forgotten")
+    holds(words.ERASURE, "cells", "removed")
 
 
 FIELDS = {

@@ -1,0 +1,164 @@
+"""Terrine's commands as a user runs them: open a project, serve it, train a student, predict."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_protocol.tables.encoders import ENCODERS
+
+READY_SECONDS = 120
+COMMAND_SECONDS = 1200
+DECLINED = 1
+"""How quickstart ends where it opens nothing."""
+BUG = "A bug in Terrine"
+"""What it says where that was not on purpose."""
+
+
+class CommandError(Exception):
+    """What a user would not have got past: a command that failed, or said nothing useful."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Classes [T] of tested rows; and of two classes, how likely each row is of the second [T]."""
+
+    said: NDArray[np.int64]
+    shares: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What `terrine quickstart` opened in a directory."""
+
+    place: Path
+    data: str
+    """The data directory, in `place`."""
+    variables: dict[str, str]
+    said: str
+    seconds: float
+    url: str
+    token: str
+    train: tuple[str, ...]
+    """The student's command."""
+
+    @contextmanager
+    def serve(self) -> Iterator[None]:
+        """Serve it. Raises CommandError where the service does not start."""
+        log = self.place / f"{self.data}.log"
+        with log.open("wb") as file:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "terrine_server", "serve"],
+                cwd=self.place,
+                env=_environment(self.variables),
+                stdout=file,
+                stderr=file,
+            )
+            try:
+                until = time.monotonic() + READY_SECONDS
+                while not _is_ready(self.url):
+                    if server.poll() is not None or time.monotonic() > until:
+                        said = log.read_text()[-2000:]
+                        raise CommandError(f"terrine serve was not ready:\n{said}")
+                    time.sleep(0.2)
+                yield
+            finally:
+                server.terminate()
+                server.wait()
+
+    def train_student(self) -> float:
+        """Train a student of what is served, and return the seconds that it took."""
+        began = time.monotonic()
+        asked = {"TERRINE_URL": self.url, "TERRINE_TOKEN": self.token}
+        out = ("--out", f"{self.data}-student")
+        check(run(self.place, {**self.variables, **asked}, *self.train, *out))
+        return time.monotonic() - began
+
+    def predict(self, tested: Path, classes: tuple[str, ...]) -> Predicted:
+        """Return what the student says of a file's rows."""
+        student, out = f"{self.data}-student", f"{self.data}-predicted.csv"
+        asked = ("student", "predict", tested.name, "--student", student, "--out", out)
+        check(run(self.place, self.variables, *asked))
+        with (self.place / out).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        said = np.array([classes.index(row["label"]) for row in rows])
+        second = f"probability_{classes[-1]}"
+        shares = np.array([float(row[second]) for row in rows]) if len(classes) == 2 else None
+        return Predicted(said, shares)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What `terrine quickstart` said where it opened nothing, on purpose."""
+
+    said: str
+
+
+def open_project(private: Path, *options: str, data: str = "data") -> Opened | Refused:
+    """Run `terrine quickstart` on a file, in its directory. Raises CommandError."""
+    place = private.parent
+    variables = {"TERRINE_DATA_DIR": str(place / data), "TERRINE_PORT": str(_free_port())}
+    began = time.monotonic()
+    done = run(place, variables, "quickstart", private.name, *options, "--yes")
+    seconds = time.monotonic() - began
+    if done.returncode == DECLINED and BUG not in done.stderr:
+        return Refused(" ".join(done.stderr.split()))
+    said = check(done)
+    line = re.search(r"TERRINE_URL=(\S+) TERRINE_TOKEN=(\S+) terrine (student train.*)", said)
+    if line is None:
+        raise CommandError(f"quickstart told no student's command:\n{said}")
+    train = tuple(shlex.split(line[3]))
+    return Opened(place, data, variables, said, seconds, line[1], line[2], train)
+
+
+def run(place: Path, variables: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `terrine WORDS` in a directory."""
+    return subprocess.run(
+        [sys.executable, "-m", "terrine_server", *words],
+        cwd=place,
+        env=_environment(variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_SECONDS,
+    )
+
+
+def check(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command printed. Raises CommandError if it failed."""
+    if done.returncode:
+        raise CommandError(f"{shlex.join(done.args[1:])} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k == ENCODERS or not k.startswith("TERRINE_")}
+    return {**kept, "COLUMNS": "400", "NO_COLOR": "1", **variables}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
