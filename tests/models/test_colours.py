@@ -108,7 +108,7 @@ def test_labels_of_public_rows_are_as_many_as_these() -> None:
     ("shape", "settings"),
     [
         ((1, 1, 3), Heads()),
-        ((1, 1, 3), Networks(epochs=30)),
+        pytest.param((1, 1, 3), Networks(epochs=30), marks=pytest.mark.nightly),
         ((3, 3, 4), Heads()),
         ((3, 3, 4), Networks(epochs=30)),
         ((16, 16, 3), Heads()),
@@ -126,7 +126,10 @@ def test_teachers_of_colours_vote_as_loaded(
     assert (votes.argmax(1) == y[:POOL]).mean() > 0.9
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 3), (3, 3, 4), (16, 16, 3)])
+NIGHTLY = [pytest.param(each, marks=pytest.mark.nightly) for each in ((1, 1, 3), (16, 16, 3))]
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 4), *NIGHTLY])
 def test_a_student_of_colours_learns_them_and_is_the_same_when_loaded(
     shape: tuple[int, int, int], tmp_path: Path
 ) -> None:

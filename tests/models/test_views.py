@@ -97,7 +97,7 @@ def test_a_student_takes_pixels_where_noisy_answers_say_that_gradients_lose_the_
     assert usual.with_best_view(Answers.of_labels(y[:POOL] % 1, 4)).view == GREY, "nothing to tell"
 
 
-@pytest.mark.parametrize("coloured", [False, True])
+@pytest.mark.parametrize("coloured", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_student_overlooks_colours_that_only_distract(coloured: bool) -> None:
     x, y = by_shape()
     if coloured:

@@ -133,17 +133,17 @@ def features(machine: Machine, classes: int) -> list[str]:
 
 
 Write = Callable[[Machine, int], list[str]]
-BY_DAY: dict[Write, tuple[str, str]] = {
+BY_DAY: dict[Write, tuple[str, str] | None] = {
     labelled_tables: ("neighbours", "postgresql"),
     unlabelled_tables: ("heads", "postgresql"),
     tables_with_a_schema: ("heads", "sqlite"),
     tables_of_people: ("neighbours", "sqlite"),
     grey_pictures: ("neighbours", "postgresql"),
-    colour_pictures: ("heads", "sqlite"),
-    features: ("neighbours", "sqlite"),
+    colour_pictures: None,
+    features: None,
 }
 """What writes each kind of data and returns what `quickstart` is told of it; and who votes on it by
-day, on which database."""
+day, on which database; by night, all do on either."""
 KINDS, WAYS, DATABASES = list(BY_DAY), list(CLASSES), ["sqlite", "postgresql"]
 WALKS = [
     pytest.param(
@@ -158,7 +158,7 @@ WALKS = [
 
 
 def test_by_day_every_way_is_walked_on_every_database() -> None:
-    assert set(BY_DAY.values()) == set(itertools.product(WAYS, DATABASES))
+    assert set(filter(None, BY_DAY.values())) == set(itertools.product(WAYS, DATABASES))
 
 
 @pytest.fixture

@@ -127,7 +127,9 @@ def test_a_student_of_pictures_is_as_good_as_was_forecast(
         assert (predicted == pool["y"]).mean() > 0.85
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), pytest.param((3, 3, 4), marks=pytest.mark.nightly)])
+# By day tests/models/test_colours.py shows that students learn colours.
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", [(16, 16, 3), (3, 3, 4)])
 def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_always(
     machine: Machine, shape: tuple[int, int, int]
 ) -> None:

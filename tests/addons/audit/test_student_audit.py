@@ -114,7 +114,9 @@ class TestWorlds:
         same = found.first.inputs[usual] == found.second.inputs[usual]
         assert not same.all(axis=(1, 2)).any()
 
-    @pytest.mark.parametrize("make", [material, trained_material])
+    @pytest.mark.parametrize(
+        "make", [material, pytest.param(trained_material, marks=pytest.mark.nightly)]
+    )
     def test_votes_of_a_world_are_those_of_an_ensemble_made_of_it(
         self, make: object, tmp_path: Path
     ) -> None:
