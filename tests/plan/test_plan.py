@@ -33,7 +33,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.curves import rdp_budget
 from terrine_server.privacy.events import GaussianNoisyMax
-from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.mechanisms import MECHANISMS, ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS
 from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
 
@@ -207,6 +207,7 @@ def test_recorded_votes_sell_more_than_a_guess_of_how_they_agree(
         votes = Votes.observed(recorded["counts"], recorded["labels"], teachers=teachers)
     found = worst_case("confident_gnmax", [votes], epsilon=1.0, grid=lambda _: given)
     mechanism, cap_rule = found.quotes[0].mechanism, Rule("rdp", cap_order(1.0, DELTA))
+    assert isinstance(mechanism, ConfidentGNMax)
     before = choose(replace(mechanism, answer_share=None), 1.0, DELTA, cap_rule=cap_rule)
     assert expected_answers(before.terms, found.pass_rate) == pytest.approx(by_guess, rel=0.01)
     assert found.quotes[0].answers == pytest.approx(counted_on, rel=0.01)
