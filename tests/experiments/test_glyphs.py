@@ -125,5 +125,5 @@ def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None
     noisy = counts + np.rint(noise).astype(np.int64)
     answers = Answers.of_counts(noisy, teachers=teachers, sigma=sigma)
     made = choose(Task(data.inputs, data.spec, data.classes), answers)
-    assert [each.method for each in made.choice.judged] == ["ridge", "neighbours"]
+    assert [each.method for each in made.choice.judged] == ["ridge", "kernel", "neighbours"]
     assert (made.student.predict(data.inputs) == data.labels).mean() > 0.85

@@ -36,7 +36,7 @@ from terrine_server.planning.forecast import (
     compare_options,
 )
 from terrine_server.planning.opening import choose
-from terrine_server.privacy import ParameterError
+from terrine_server.privacy import Account, ParameterError
 from terrine_server.privacy.quoting import cap
 
 SETTING = Setting.of(units=4_000, rows=1_000, classes=2, epsilon=1)
@@ -211,12 +211,18 @@ def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(found:
     assert first.spec["name"] == "confident_gnmax"
     assert first.cap.rule.name == "rdp", "where a test and its maximum have one price"
     assert first.terms.cap_budget <= first.cap.budget
-    opened = choose(first.mechanism, first.epsilon, first.delta, cap_rule=first.cap.rule)
+    budget, rule = (first.epsilon, first.delta), first.cap.rule
+    opened = choose(first.mechanism, *budget, cap_rule=rule, pass_rate=first.pass_rate)
     assert first.terms == opened.terms
     assert 0 < first.share <= 1
+    for rows, rate in ((10, None), (10**6, 0.7)):
+        given = replace(first, rows=rows).of_confident(first.spec, 0.7)
+        assert given.pass_rate == rate, "prices are divided by it where they do not cover each row"
+        covers = given.terms.affordable(Account()) >= rows
+        assert covers == (rate is None)
     poor = replace(FIRST, epsilon=0.001, delta=1e-9, cap=cap(0.003, 1e-9))
     with refuses(ParameterError, "epsilon"):
-        poor.of_confident(first.spec)
+        poor.of_confident(first.spec, 0.7)
 
 
 def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
-from terrine_server.planning.opening import Consensus, Votes
+from terrine_server.planning.opening import Consensus, Votes, choose, expected_answers
 from terrine_server.planning.plan import (
     DataDependent,
     Plan,
@@ -19,10 +21,19 @@ from terrine_server.planning.plan import (
     plan,
     specifications,
 )
-from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, quote, rdp
+from terrine_server.privacy import (
+    Account,
+    ParameterError,
+    Rule,
+    VoteOutcome,
+    build_mechanism,
+    cap_order,
+    quote,
+    rdp,
+)
 from terrine_server.privacy.curves import rdp_budget
 from terrine_server.privacy.events import GaussianNoisyMax
-from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.mechanisms import MECHANISMS, ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS
 from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
 
@@ -145,6 +156,61 @@ def test_the_chosen_candidate_is_the_best_that_is_accurate_enough() -> None:
     assert loose.chosen.answers >= strict.chosen.answers
     with refuses(ParameterError, "99.9%"):
         worst_case("gnmax", [synthetic(300, Consensus(0.2))], accuracy=0.999)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "levels", "threshold", "rate"),
+    [
+        (1000, ((0.95, 9), (0.45, 1)), 600, 0.9),
+        (1000, ((0.9, 7), (0.5, 3)), 700, 0.7),
+        (2000, ((0.9, 1), (0.5, 1)), 1400, 0.5),
+        (1000, ((0.9, 3), (0.5, 17)), 700, 0.15),
+        (1000, ((0.9, 1), (0.5, 19)), 700, 0.07),
+        (1000, ((0.95, 1),), 500, 1.0),
+    ],
+)
+def test_votes_that_were_cast_divide_prices_of_which_half_is_left_ten_points_below(
+    teachers: int, levels: tuple[tuple[float, int], ...], threshold: int, rate: float
+) -> None:
+    assumed = synthetic(teachers, *(Consensus(agreement, share) for agreement, share in levels))
+    counts = np.repeat(assumed.counts, [share for _, share in levels], axis=0)
+    cast = Votes.observed(counts, teachers=teachers)
+    noise = {"sigma1": [0.1 * teachers], "sigma2": [0.15 * teachers]}
+    grid = {"threshold": [float(threshold)], **noise}
+    shown, guess = (
+        worst_case("confident_gnmax", [votes], epsilon=1.0, grid=lambda _: grid)
+        for votes in (cast, assumed)
+    )
+    assert shown.pass_rate == guess.pass_rate == pytest.approx(rate, abs=0.02)
+    assert (shown.rate_is_shown, guess.rate_is_shown) == (True, False)
+    best, lower = shown.quotes[0], max(0.0, shown.pass_rate - 0.1)
+    assert best.fewer == expected_answers(best.terms, lower)
+    assert best.answers == min(expected_answers(best.terms, shown.pass_rate), 2 * best.fewer)
+    assert best.answers >= guess.quotes[0].cautious(shown.pass_rate).answers
+    cap_rule = Rule("rdp", cap_order(1.0, DELTA))
+    opened = choose(best.mechanism, 1.0, DELTA, cap_rule=cap_rule, pass_rate=shown.pass_rate)
+    assert opened.considered.queries == best.considered.queries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("teachers", "given", "by_guess", "counted_on"),
+    [
+        (1000, {"threshold": [500], "sigma1": [248], "sigma2": [173.5]}, 1_720, 4_100),
+        (2000, {"threshold": [1250], "sigma1": [496], "sigma2": [317]}, 7_490, 9_770),
+    ],
+)
+def test_recorded_votes_sell_more_than_a_guess_of_how_they_agree(
+    shared_data: Path, teachers: int, given: dict[str, list[float]], by_guess: int, counted_on: int
+) -> None:
+    with np.load(shared_data / f"mnist_{teachers}_votes.npz") as recorded:
+        votes = Votes.observed(recorded["counts"], recorded["labels"], teachers=teachers)
+    found = worst_case("confident_gnmax", [votes], epsilon=1.0, grid=lambda _: given)
+    mechanism, cap_rule = found.quotes[0].mechanism, Rule("rdp", cap_order(1.0, DELTA))
+    assert isinstance(mechanism, ConfidentGNMax)
+    before = choose(replace(mechanism, answer_share=None), 1.0, DELTA, cap_rule=cap_rule)
+    assert expected_answers(before.terms, found.pass_rate) == pytest.approx(by_guess, rel=0.01)
+    assert found.quotes[0].answers == pytest.approx(counted_on, rel=0.01)
 
 
 def worst_case(name: str, ensembles: list[Votes], **options: Any) -> Plan:

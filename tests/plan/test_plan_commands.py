@@ -129,6 +129,22 @@ def test_public_votes_can_be_planned_with_and_their_labels_count(
     holds(terrine(*given, "--votes-are", "synthetic").fine, "labels")
 
 
+def test_what_public_votes_show_is_in_the_command_and_what_is_left_below_it(
+    terrine: Terrine, votes_file: Path
+) -> None:
+    stated = "confident_gnmax:threshold=80,sigma1=20,sigma2=15"
+    assumed = terrine("plan", stated, "--teachers", "100", "--epsilon", "2").fine
+    assert "--expected-pass-rate" not in assumed
+    given = ("plan", stated, "--votes", str(votes_file), "--votes-are", "public", "--epsilon", "2")
+    output = terrine(*given).fine
+    document = json.loads(terrine("--json", *given).fine)
+    rate, best = document["pass_rate"], document["quotes"][0]
+    assert f"--expected-pass-rate {rate:g}" in document["command"]
+    assert document["command"] in output
+    assert 0 < best["answers"] <= 2 * best["fewer"] + 1
+    holds(output, f"{best['answers']:,}", f"{int(best['fewer']):,}", f"{best['queries']:,}")
+
+
 def test_private_votes_need_an_explicit_option_and_get_a_warning(
     terrine: Terrine, votes_file: Path
 ) -> None:

@@ -63,7 +63,7 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     made = choose(Task(x, DIGITS, NAMES), answers, Training(method=method))
     assert (made.student.predict(x) == truth).mean() > 0.85
     assert made.choice.noisy
-    assert made.choice.chosen in ("ridge", method)
+    assert made.choice.chosen == {"ridge": "ridge", "auto": "kernel"}[method]
 
 
 @pytest.mark.parametrize(("sigma", "believed"), [(40.0, True), (300.0, False)])
@@ -90,7 +90,8 @@ def test_the_regression_is_the_student_where_it_is_asked_for(
     made = choose(task, answers, Training(method="ridge"))
     assert made.choice.chosen == "ridge"
     assert (made.student.predict(x) == truth).mean() > 0.9
-    right = made.student.probabilities(x)[np.arange(len(x)), truth]
+    new, labels = digits[0][900:], digits[1][900:]
+    right = made.student.probabilities(new)[np.arange(len(new)), labels]
     assert 0.8 < right.mean() < 0.97  # they are the teachers' shares: nine in ten
     fine_map, usual_map = task.cached(softmax_features).map, task.cached(linear_features).map
     assert fine_map.spec.coordinates > usual_map.spec.coordinates  # a link bears a finer graph

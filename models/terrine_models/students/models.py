@@ -372,8 +372,6 @@ def linear_student(
 
 
 T = TypeVar("T")
-LARGE_SIDE_PIXELS = 20
-"""Side in pixels from which distorted images teach more than small perturbations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -404,11 +402,6 @@ class Task:
         """Whether inputs are rows of a table, not images."""
         return len(self.spec.shape) == 1
 
-    @property
-    def has_large_images(self) -> bool:
-        """Whether inputs are images from some 20 pixels a side."""
-        return not self.is_table and min(self.spec.shape[:2]) >= LARGE_SIDE_PIXELS
-
     @cached_property
     def inputs(self) -> Ints:
         """Which of the distinct inputs each row [N] is: in a table of few values, rows repeat."""
@@ -427,12 +420,24 @@ class Task:
         seen: Task = self._cache.setdefault(view, replace(self, view=view, _cache={}))
         return seen
 
+    def without(self, rows: Bools) -> Task:
+        """The same task without some of the inputs [N], and without what was computed of them."""
+        return replace(self, x=np.asarray(self.x)[~rows], _cache={})
+
     def cached(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
         if make not in self._cache:
             self._cache[make] = make(self)
         found: T = self._cache[make]
         return found
+
+
+MAX_PICTURES_LEFT_OUT = 3_000
+"""Pictures up to which those that are held out have no part in the maps of inputs to features. In a
+map that was fitted on it, a picture lies where no new one would: most are landmarks of the kernel,
+each with a direction of its own, of which its students learn nothing without its answer. Of 400
+pictures of clothes, 73 % were then right when held out, and 81 % of new ones; of 2,000 digits, 98.1
+and 98.4 %."""
 
 
 class StudentMethod(ABC):
@@ -461,12 +466,17 @@ class StudentMethod(ABC):
     def judge(self, task: Task, answers: Answers, folds: Ints) -> Floats:
         """Probabilities [N, m] of inputs by students that did not see the answers of their fold.
 
-        folds: [N], -1 where an input is never held out; its row is 0.
+        Of few pictures, they did not see the inputs either (MAX_PICTURES_LEFT_OUT). folds: [N], -1
+        where an input is never held out; its row is 0.
         """
         held_out = np.zeros((len(task.x), len(task.classes)))
         for fold in np.unique(folds[folds >= 0]):
             rows = folds == fold
-            held_out[rows] = self.predict_held_out(task, answers, rows)
+            if task.is_table or len(task.x) > MAX_PICTURES_LEFT_OUT:
+                held_out[rows] = self.predict_held_out(task, answers, rows)
+            else:
+                student = self.fit(task.without(rows), answers.of(np.flatnonzero(~rows)))
+                held_out[rows] = student.probabilities(task.x[rows])
         return held_out
 
     def predict_held_out(self, task: Task, answers: Answers, rows: Bools) -> Floats:
@@ -712,8 +722,8 @@ class Kernel(StudentMethod):
 
     @classmethod
     def suits(cls, task: Task) -> bool:
-        """Images from some 20 pixels a side, of which there are enough for a kernel."""
-        return task.has_large_images and len(task.x) >= MIN_KERNEL_INPUTS
+        """Images, of which there are enough for a kernel."""
+        return not task.is_table and len(task.x) >= MIN_KERNEL_INPUTS
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Learn from the answers and from what the regression says of the other inputs."""
@@ -1032,7 +1042,7 @@ METHODS: dict[str, type[StudentMethod]] = {
     "kernel": Kernel,
     "neighbours": NearestNeighbours,
 }
-"""By name. `auto` compares the first with the last that suits a task."""
+"""By name. `auto` compares the first with the others that suit a task."""
 
 
 def method_names() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from terrine_models.students.answers import (
     Answers,
     Estimate,
     EstimatedMetrics,
+    Floats,
     Ints,
     estimate_lead,
     estimate_metrics,
@@ -46,10 +47,14 @@ PLAIN_METHOD = "ridge"
 MIN_LEAD_STANDARD_ERRORS = 2.0
 """By which the plain student must be ahead to be clearly better."""
 MAX_AGREEMENT_LOSS = 0.02
-"""Share of the answers by which a student may agree less than the plain one before that counts as a
-collapse. Where inputs are hard and many voters are wrong, a good student disagrees with them: of
-noisy counts of MNIST's training images, students that were right on up to one percent more agreed
-with half a percent less of the votes."""
+"""Share of the answers by which a student may fit fewer than the plain one predicts unseen before
+that counts as a collapse."""
+CLEAR_SHARE = 0.75
+"""Share of the held-out answers by which methods are compared with the plain one: those of which it
+is surest. It smooths votes over all inputs, so there they are clear. Where they are not, many
+voters are wrong, and a student that is better than they disagrees with them: of noisy counts of
+MNIST's training images, students that were right on up to one percent more agreed with half a
+percent less of the votes."""
 MIN_INPUTS_OF_LOST_CLASS = 10
 """Public inputs of which the plain student predicts a class that counts as lost."""
 LOST_CLASS_FACTOR = 4
@@ -105,6 +110,8 @@ class _Trial:
     judged: JudgedMethod
     predicted: Ints
     """[K], of each answer."""
+    margins: Floats
+    """[K], by how much the most probable class is ahead."""
     calibration: Calibration
     fewer: float
     """Of two classes: how often the rarer is said, relative to its prior (`confined`)."""
@@ -119,9 +126,10 @@ def choose(
 ) -> TrainedStudent:
     """Train the student that suits a task and the answers to it.
 
-    `auto` takes the last of `METHODS` that suits, unless the plain student is clearly better. A
-    method that was asked for is kept, unless its student is much worse than the plain one, or lost
-    classes. tell: called as each stage begins. Raises ValueError for what `check` refuses.
+    `auto` takes, of the other methods that suit, the one whose students agree with most answers
+    that they did not see, unless the plain student is better where answers are clear. A method that
+    was asked for is kept, unless its student is much worse than the plain one, or lost classes.
+    tell: called as each stage begins. Raises ValueError for what `check` refuses.
     """
     training = training or Training()
     asked = training.method
@@ -133,13 +141,16 @@ def choose(
         )
     task = task.with_best_view(answers)
     suited = [name for name, method in METHODS.items() if method.suits(task)]
-    wanted = suited[-1] if asked == "auto" else asked
+    tried = suited if asked == "auto" else [asked]
     folds = answers.folds(task.seed, task.inputs)
     trials: dict[str, _Trial] = {}
     if folds is not None:
-        for name in dict.fromkeys((PLAIN_METHOD, wanted)):
+        for name in dict.fromkeys((PLAIN_METHOD, *tried)):
             tell(f"Judging {name} by answers that were held out …")
             trials[name] = _judged(name, task, answers, folds, training)
+
+    def agreement(name: str) -> float:
+        return trials[name].judged.figures.accuracy.value if trials else 0.0
 
     def train(name: str) -> Student:
         tell(f"Training {name} …")
@@ -155,6 +166,8 @@ def choose(
             student = student.with_model(threshold=threshold)
         return student
 
+    others = [name for name in tried if name != PLAIN_METHOD]
+    wanted = max(others, key=agreement, default=PLAIN_METHOD)
     plain = train(PLAIN_METHOD)
     student, chosen = plain, PLAIN_METHOD
     if folds is None:
@@ -165,19 +178,12 @@ def choose(
     elif wanted == PLAIN_METHOD:
         why = "It is the plain student" + (", as asked." if asked != "auto" else ", which suits.")
     else:
-        shares = answers.shares[answers.known]
-        ahead = estimate_lead(
-            shares,
-            trials[wanted].predicted,
-            trials[PLAIN_METHOD].predicted,
-            task.inputs[answers.known],
-        )
-        bearable = MAX_AGREEMENT_LOSS if answers.noise else 0.0
+        ahead = _lead_where_clear(trials[wanted], trials[PLAIN_METHOD], task, answers)
         gap = (
-            f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the held-out answers against "
-            f"{PLAIN_METHOD}"
+            f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the clearest {CLEAR_SHARE:.0%} of the "
+            f"held-out answers against {PLAIN_METHOD}"
         )
-        if asked == "auto" and ahead.value < -bearable - MIN_LEAD_STANDARD_ERRORS * ahead.error:
+        if asked == "auto" and ahead.value < -MIN_LEAD_STANDARD_ERRORS * ahead.error:
             why = f"{wanted} agrees with {gap}: the plain student is better."
         else:
             trained = train(wanted)
@@ -222,7 +228,15 @@ def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Trai
     if threshold is not None:
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
     found = estimate_metrics(shares, predicted, probabilities, task.inputs[known])
-    return _Trial(JudgedMethod(name, found), predicted, calibration, fewer)
+    second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
+    return _Trial(JudgedMethod(name, found), predicted, first - second, calibration, fewer)
+
+
+def _lead_where_clear(trial: _Trial, plain: _Trial, task: Task, answers: Answers) -> Estimate:
+    """By how much more of the answers one method agrees with than the plain one, if it is sure."""
+    clear = plain.margins >= np.quantile(plain.margins, 1 - CLEAR_SHARE)
+    shares, inputs = answers.shares[answers.known][clear], task.inputs[answers.known][clear]
+    return estimate_lead(shares, trial.predicted[clear], plain.predicted[clear], inputs)
 
 
 def _collapse(

@@ -25,7 +25,7 @@ from terrine_server.planning.first_project import (
     fitted_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
+from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY, Consensus, Quote, Votes
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 from terrine_server.settings import Settings
@@ -51,18 +51,17 @@ def show_plan(found: Plan, rows: int) -> None:
         f"with {against}. ε = {found.epsilon:g}, δ = {found.delta:g} buys, by each sound rule,"
     )
     table = Table("rule")
-    for heading in ("answers", "queries at least"):
+    for heading in _counts(found):
         table.add_column(heading, justify="right")
     for quoted in found.quotes:
         each = quoted.considered
         together = "" if each.answer_share is None else ", test and maximum priced together"
-        table.add_row(f"{each.rule}{together}", f"{each.answers:,}", f"{each.queries:,}")
+        table.add_row(
+            f"{each.rule}{together}", f"{each.answers:,}", *_fewer(quoted), f"{each.queries:,}"
+        )
     console.print(table)
     if found.pass_rate < 1:
-        say(
-            "Queries at least: whatever teachers say. Answers: if they agree as far as was said; "
-            "how a price is divided between answers and abstentions does not depend on it."
-        )
+        say(_explain_counts(found))
     if name == "noisy_votes":
         _show_fitted(found, rows)
     else:
@@ -70,6 +69,29 @@ def show_plan(found: Plan, rows: int) -> None:
     if len(found.by_teachers) > 1:
         _show_by_teachers(found)
     say(f"To open the project:\n  {command(found)}")
+
+
+def _counts(found: Plan) -> tuple[str, ...]:
+    """Return what columns say of answers: what is counted on, what may be left, what is certain."""
+    return ("answers", *(["10 points less"] if found.rate_is_shown else []), "queries at least")
+
+
+def _fewer(quoted: Quote) -> list[str]:
+    return [] if quoted.fewer is None else [f"{int(quoted.fewer):,}"]
+
+
+def _explain_counts(found: Plan) -> str:
+    """Say what is certain, and what the rest assumes."""
+    if not found.rate_is_shown:
+        return (
+            "Queries at least: whatever teachers say. Answers: if they agree as far as was said; "
+            "how a price is divided between answers and abstentions does not depend on it."
+        )
+    return (
+        "Queries at least: whatever teachers say. Answers: if as many queries are answered as "
+        "these votes show, by which a price is divided between answers and abstentions; and at "
+        "most twice as many as are left if that share is ten points less."
+    )
 
 
 def show_all(plans: Sequence[Plan]) -> None:
@@ -83,7 +105,7 @@ def show_all(plans: Sequence[Plan]) -> None:
     table = Table()
     table.add_column("mechanism", no_wrap=True)
     table.add_column("parameters")
-    for heading in ("answered", "right", "answers", "queries at least"):
+    for heading in ("answered", "right", *_counts(best)):
         table.add_column(heading, justify="right")
     several = len({each.chosen.teachers for each in plans}) > 1
     for each in plans:
@@ -95,9 +117,12 @@ def show_all(plans: Sequence[Plan]) -> None:
             f"{chosen.answered:.1%}",
             f"{chosen.accuracy:.2%}",
             f"{chosen.answers:,.0f}",
+            *_fewer(each.quotes[0]),
             f"{each.quotes[0].considered.queries:,}",
         )
     console.print(table)
+    if best.rate_is_shown:
+        say(_explain_counts(best))
     say(
         "To train a model, labelled public rows forecast what it will be: terrine quickstart "
         "--dry-run --public POOL --units N."
@@ -176,12 +201,15 @@ def command(found: Plan) -> str:
     """Return the command that opens the planned project, with names to fill in."""
     mechanism = mechanism_text(dict(found.chosen.spec))
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {mechanism}"]
-    return " ".join([*parts, f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"])
+    parts += [f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"]
+    if found.rate_is_shown and found.pass_rate < 1:
+        parts.append(f"--expected-pass-rate {found.pass_rate:g}")
+    return " ".join(parts)
 
 
 def document(found: Plan, votes: str) -> dict[str, Any]:
     """Return a plan as JSON; `votes` says where the votes came from."""
-    considered = [asdict(quoted.considered) for quoted in found.quotes]
+    considered = [asdict(each.considered) | {"fewer": each.fewer} for each in found.quotes]
     fields = asdict(replace(found, quotes=())) | {"quotes": considered}
     return {"command": command(found), "votes": votes, **fields}
 

@@ -612,7 +612,12 @@ def _open(
     if not _is_registered(ledger, name):
         register_ensemble(ledger, settings, register)
     opening = ProjectOpen(
-        name=name, ensemble=name, mechanism=first.spec, epsilon=first.epsilon, delta=first.delta
+        name=name,
+        ensemble=name,
+        mechanism=first.spec,
+        epsilon=first.epsilon,
+        delta=first.delta,
+        expected_pass_rate=first.pass_rate,
     )
     record = open_project(ledger, opening)
     if first.release is not None:
@@ -1177,13 +1182,15 @@ def _show_commands(
         register += ["--epsilon", f"{registered.epsilon:g}", *budget, "--rule", registered.rule]
     mechanism = mechanism_text(opening.mechanism.model_dump(exclude_defaults=True))
     project = ["project", "open", name, "--ensemble", name, "--mechanism", mechanism]
+    rate = first.pass_rate
+    shown = [] if rate is None else ["--expected-pass-rate", f"{rate:g}"]
     proposing = ["ensemble", "schema", given.pool, *given.table, *given.formats, "--out", schema]
     acts: list[list[object]] = [
         ["init"],
         *([proposing] if schema and given.label else []),
         [*made, *(["--schema", schema] if schema else [])],
         register,
-        [*project, "--epsilon", f"{first.epsilon:g}", *budget],
+        [*project, "--epsilon", f"{first.epsilon:g}", *budget, *shown],
         ["token", "create", "--role", "student", "--project", name],
     ]
     say("By hand, this was:")

@@ -3,7 +3,7 @@
     setting = Setting.of(units=32_561, rows=13_000, classes=2, epsilon=1)
     first = setting.of_teachers(setting.numbers_of_teachers[0])
     first.teachers, first.sigma, first.delta, first.cap
-    first.of_confident(spec)
+    first.of_confident(spec, pass_rate=0.7)
     setting.of_neighbours(plan)
     setting.of_designed(questions=12, cells=100)
 
@@ -420,19 +420,25 @@ class FirstProject(Setting):
     """None: teachers are trained."""
     confident: Spec | None = None
     """Of labels alone; None: noisy counts."""
+    pass_rate: float | None = None
+    """The share of queries that are expected to get a label, by which prices are divided."""
     release: MarginRelease | None = None
     """Of the margins, of which the rows are designed; None: the rows are public."""
 
-    def of_confident(self, spec: Spec) -> FirstProject:
+    def of_confident(self, spec: Spec, pass_rate: float) -> FirstProject:
         """Return the same of teachers that answer, with labels alone, where they mostly agree.
 
-        A new cap is in Rényi DP, where a test and its maximum are priced together. Raises
-        `ParameterError` if the budget pays for no query.
+        A new cap is in Rényi DP, where a test and its maximum are priced together. Prices are
+        divided by the share of queries that a simulation answered, unless without it each row is
+        certain to be paid for. Raises `ParameterError` if the budget pays for no query.
         """
         limit = self.cap
         if not self.joins:
             limit = cap(limit.epsilon, self.delta, cap_order(limit.epsilon, self.delta))
-        return replace(self, confident=spec, cap=limit)._reserving()
+        first = replace(self, confident=spec, cap=limit, pass_rate=None)
+        if first.terms.affordable(Account()) < first.rows:
+            first = replace(first, pass_rate=pass_rate)
+        return first._reserving()
 
     def _reserving(self) -> FirstProject:
         share = max(
@@ -469,7 +475,8 @@ class FirstProject(Setting):
     @property
     def terms(self) -> Terms:
         """What the project is opened under."""
-        return choose(self.mechanism, self.epsilon, self.delta, cap_rule=self.cap.rule).terms
+        budget, rule = (self.epsilon, self.delta), self.cap.rule
+        return choose(self.mechanism, *budget, cap_rule=rule, pass_rate=self.pass_rate).terms
 
     @property
     def all_terms(self) -> tuple[Terms, ...]:

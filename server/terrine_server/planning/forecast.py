@@ -540,6 +540,7 @@ class _Draw:
             first.epsilon,
             first.delta,
             cap_rule=first.cap.rule,
+            pass_rate=first.pass_rate,
             entropy=random.bytes,
         )
         given = found.labels >= 0
@@ -637,7 +638,7 @@ def _choose_confident(draw: _Draw, poll: _Poll, first: FirstProject) -> FirstPro
             found.candidates,
             key=lambda each: min(each.answers, first.rows * each.answered) * each.accuracy,
         )
-        return first.of_confident(best.spec)
+        return first.of_confident(best.spec, float(f"{best.answered:.3g}"))
     except ParameterError:
         return None
 

@@ -100,8 +100,9 @@ DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0
 class Votes:
     """Kinds of query: `counts` int64[B, m], `weights` float[B] that add up to 1, `labels` int64[B].
 
-    `labelled`: whether `labels` are the truth or only the plurality. `probabilities`,
-    float[B, m], are the student's, which Interactive-GNMax compares with the votes.
+    `labelled`: whether `labels` are the truth or only the plurality. `cast`: whether these votes
+    were cast, so that they show which share of the queries a mechanism answers, or only assumed.
+    `probabilities`, float[B, m], are the student's, with which Interactive-GNMax compares votes.
     """
 
     teachers: int
@@ -109,6 +110,7 @@ class Votes:
     weights: Floats
     labels: NDArray[np.int64]
     labelled: bool
+    cast: bool = False
     probabilities: Floats | None = None
 
     @classmethod
@@ -151,14 +153,19 @@ class Votes:
             raise ParameterError(f"Labels must lie between 0 and {votes.shape[1] - 1}.")
         rows, weights = np.unique(np.column_stack([votes, truth]), axis=0, return_counts=True)
         return cls(
-            teachers, rows[:, :-1], weights / len(votes), rows[:, -1], labelled=labels is not None
+            teachers,
+            rows[:, :-1],
+            weights / len(votes),
+            rows[:, -1],
+            labelled=labels is not None,
+            cast=True,
         )
 
     def with_student(self, accuracy: float) -> Votes:
         """Return the same votes with a student that is always certain of its label.
 
         On a share `accuracy` of the queries its label is right; on the rest it is the class with
-        the most votes among the others.
+        the most votes among the others. As the student is assumed, so is what is answered.
         """
         right = within("student accuracy", accuracy, 0, 1, "it is a share of the queries")
         rows = np.arange(len(self.counts))
@@ -170,6 +177,7 @@ class Votes:
             counts=np.tile(self.counts, (2, 1)),
             weights=np.concatenate([self.weights * right, self.weights * (1 - right)]),
             labels=np.tile(self.labels, 2),
+            cast=False,
             probabilities=np.concatenate([certain[self.labels], certain[others.argmax(axis=1)]]),
         )
 
@@ -342,6 +350,11 @@ MAX_PRICE_RATIO = 4.0
 abstention four hundred times as expensive as an answer, and a wrong guess cost ten times as many
 queries."""
 
+PASS_RATE_MARGIN = 0.1
+"""How far the share of queries that are answered may lie below an expected one (0.1: ten points).
+Of answers, so many are counted on as the expected share lets expect, but at most twice as many as
+are left at the lower share; prices for an expected share are such that this is the most."""
+
 EXPECTED_STUDENT_ACCURACY = 0.9
 """The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
 
@@ -356,11 +369,25 @@ CostsByShare = Callable[[ConfidentMax, Sequence[float], float], list[OutcomeCost
 
 @dataclass(frozen=True)
 class Quote:
-    """A mechanism with the terms that it can be opened under. `answers`: how many are expected."""
+    """A mechanism with the terms that it can be opened under.
+
+    `answers`: how many are expected. `fewer`: how many are left at a lower pass rate (`cautious`).
+    """
 
     mechanism: Mechanism
     terms: Terms
     answers: float
+    fewer: float | None = None
+
+    def cautious(self, pass_rate: float) -> Quote:
+        """Return it with the answers that are counted on at this rate, as PASS_RATE_MARGIN says.
+
+        Of a mechanism that never abstains, that is what is certain.
+        """
+        answers = fewer = expected_answers(self.terms, pass_rate)
+        if VoteOutcome.ABSTAINED in self.terms.prices:
+            fewer = expected_answers(self.terms, max(0.0, pass_rate - PASS_RATE_MARGIN))
+        return replace(self, answers=min(answers, 2 * fewer), fewer=fewer)
 
     @property
     def answer_share(self) -> float | None:
@@ -450,10 +477,12 @@ def expected_answers(terms: Terms, pass_rate: float) -> float:
     return pass_rate * min(queries, terms.delta_budget // terms.worst.delta)
 
 
-def quick_quote(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float) -> Quote:
+def quick_quote(
+    mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float, *, guessed: bool = True
+) -> Quote:
     """Return the best quote at one order alone, which suits any Gaussian noise, for comparisons.
 
-    The rate is a guess: no price is divided by it.
+    By a rate that is `guessed`, no price is divided.
     """
     order = _quick_order(epsilon, delta)
     return quotes(
@@ -463,7 +492,7 @@ def quick_quote(mechanism: Mechanism, epsilon: float, delta: float, pass_rate: f
         cap_rule=Rule("rdp", order),
         pass_rate=pass_rate,
         order=order,
-        guessed=True,
+        guessed=guessed,
     )[0]
 
 
@@ -513,12 +542,14 @@ def _list_variants(
         found = order or search_order(
             epsilon,
             conversion,
-            lambda a: _find_best_share(mechanism, a, pass_rate, shares, _rough_costs)[0],
+            lambda a: _find_best_share(mechanism, a, pass_rate, shares, _rough_costs, guessed)[0],
         )
         if guessed and given is None:
             share = _robust_share(mechanism, found)
         else:
-            share = _find_best_share(mechanism, found, pass_rate, shares, costs_by_share)[1]
+            _, share = _find_best_share(
+                mechanism, found, pass_rate, shares, costs_by_share, guessed
+            )
         return [*variants, (replace(mechanism, answer_share=share), Rule("rdp", found))]
     rates = dict.fromkeys(events, 1 - pass_rate) | {VoteOutcome.ANSWERED: pass_rate}
 
@@ -569,11 +600,22 @@ def _find_best_share(
     pass_rate: float,
     shares: Sequence[float],
     costs_of: CostsByShare,
+    guessed: bool,
 ) -> tuple[float, float]:
-    """Return the least mean cost of a query at an order, and the share of an answer that has it."""
+    """Return the least that an answer costs at an order, and the share of an answer that does it.
+
+    That is the mean cost of the queries for it. Of a rate that is not `guessed`, only so many
+    answers are counted on as PASS_RATE_MARGIN says.
+    """
     found = _allowed_costs(mechanism, order, shares, costs_of)
-    means = ((_mean_cost(costs, pass_rate), share) for share, costs in found.items())
-    return min(means, default=(math.inf, 1.0))
+    lower = 0.0 if guessed else max(0.0, pass_rate - PASS_RATE_MARGIN)
+
+    def cost_of_answer(costs: OutcomeCosts) -> float:
+        expected = _mean_cost(costs, pass_rate) / pass_rate
+        return max(expected, _mean_cost(costs, lower) / (2 * lower)) if lower else expected
+
+    ranked = ((cost_of_answer(costs), share) for share, costs in found.items())
+    return min(ranked, default=(math.inf, 1.0))
 
 
 @lru_cache(maxsize=1024)

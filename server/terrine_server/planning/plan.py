@@ -338,7 +338,8 @@ MIN_ANSWERED_SHARE = 0.1
 class Candidate:
     """One set of parameters: what it answers, and how many queries and answers that buys.
 
-    Expected, for the ε and δ of the plan, under the rule that buys the most answers.
+    Expected, for the ε and δ of the plan, under the rule that buys the most answers; of votes that
+    were cast, no more than are counted on (`Quote.cautious`).
     """
 
     spec: Spec
@@ -356,7 +357,8 @@ class Plan:
     `labelled`: whether accuracy is measured against the truth or against the plurality.
     `by_teachers`: the best candidate of each ensemble. `quotes`: for each rule that the project can
     be opened under, on an ensemble whose cap is in Rényi DP; it takes the first. `pass_rate`: the
-    guess by which answers are counted; no price is divided by it. `publishing`: how a
+    share of queries by which answers are counted. `rate_is_shown`: whether votes that were cast
+    show it; then prices are divided by it, and by one that is assumed none is. `publishing`: how a
     data-dependent project would publish, None if that buys nothing or was not asked for.
     """
 
@@ -367,6 +369,7 @@ class Plan:
     labelled: bool
     candidates: Sequence[Candidate]
     pass_rate: float
+    rate_is_shown: bool
     quotes: Sequence[Quote]
     publishing: PublishingPlan | None
 
@@ -423,30 +426,37 @@ def plan(
         labelled=votes.labelled,
         candidates=tuple(candidates),
         pass_rate=rate,
-        quotes=_quotes(mechanism, epsilon, delta, rate),
+        rate_is_shown=votes.cast,
+        quotes=_quotes(mechanism, epsilon, delta, rate, shown=votes.cast),
         publishing=publishing,
     )
 
 
 def _candidate(spec: Spec, votes: Votes, epsilon: float, delta: float) -> Candidate:
     mechanism, expected, rate = _expected(spec, votes)
-    queries = int(quick_quote(mechanism, epsilon, delta, rate).answers / rate)
-    answered = expected.answered
-    return Candidate(spec, votes.teachers, answered, expected.accuracy, queries, queries * answered)
+    quoted = quick_quote(mechanism, epsilon, delta, rate, guessed=not votes.cast)
+    queries, answered = int(quoted.answers / rate), expected.answered
+    answers = quoted.cautious(rate).answers if votes.cast else queries * answered
+    return Candidate(spec, votes.teachers, answered, expected.accuracy, queries, answers)
 
 
 def _quotes(
-    mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float
+    mechanism: Mechanism, epsilon: float, delta: float, pass_rate: float, *, shown: bool
 ) -> tuple[Quote, ...]:
-    """Return what a project would choose from, with the answers of this pass rate."""
+    """Return what a project would choose from, with the answers of this pass rate.
+
+    If votes show the rate, with those that are counted on.
+    """
     found = quotes(
         mechanism,
         epsilon,
         delta,
         cap_rule=Rule("rdp", cap_order(epsilon, delta)),
-        pass_rate=expected_pass_rate(mechanism),
-        guessed=True,
+        pass_rate=pass_rate if shown else expected_pass_rate(mechanism),
+        guessed=not shown,
     )
+    if shown:
+        return tuple(each.cautious(pass_rate) for each in found)
     return tuple(replace(each, answers=expected_answers(each.terms, pass_rate)) for each in found)
 
 
