@@ -8,7 +8,6 @@ student that was trained is not trained again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,11 +23,11 @@ from rich.markup import escape
 from terrine_client import Client
 from terrine_client.distill import make_answers
 from terrine_client.errors import BudgetExhausted
-from terrine_experiments.lesson import Bought, Lesson
+from terrine_experiments.lesson import Bought, Lesson, once
 from terrine_experiments.owner import open_own_ledger, open_study, trained
-from terrine_experiments.papers_accountant import ORDERS, converted, papers_epsilon
+from terrine_experiments.papers_accountant import papers_epsilon
 from terrine_experiments.results import ExperimentResult
-from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
+from terrine_experiments.setup import Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.students.answers import Answers
@@ -36,10 +35,8 @@ from terrine_models.students.selection import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
-from terrine_protocol.files import write_atomically
 from terrine_server.app import serving
 from terrine_server.privacy import VoteOutcome, build_mechanism
-from terrine_server.privacy.published import laplace_log_tails, lnmax_rdp, union_bound
 
 Ints = NDArray[np.int64]
 
@@ -68,11 +65,11 @@ class Experiment:
         self.source, self.setups, self.out, self.console = source, setups, out, console
         self.setup = setups[0]
         """For what all have in common."""
-        protocol, queries = self.setup.protocol, self.setup.queries
+        protocol = self.setup.protocol
         self.x = source.test.inputs
-        self.pool = self.x[: pool_size(protocol, source, queries)]
+        self.pool = self.x[: pool_size(protocol, source)]
         self.public = public_part(source)
-        self.parts = parts(protocol, source, queries)
+        self.parts = parts(protocol, source)
 
     def run(self) -> list[ExperimentResult]:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
@@ -124,7 +121,6 @@ class Experiment:
                 papers_epsilon=self._papers_epsilon(
                     setup, specifications[at], bought[at][-1], manifest.teachers
                 ),
-                data_dependent=self._data_dependent(setup, runs[-1], bought[at][-1]),
                 answers=bought[at][-1].outcomes.get("answered", 0),
                 partitions=[run.number for run in runs],
                 accuracies=[share(found, "right") for found in made[at]],
@@ -172,7 +168,7 @@ class Experiment:
         token = owner.token(ledger, Role.STUDENT, "reproduce", project.name)
         inputs = self.pool
         order = np.arange(len(inputs))
-        if project.affordable < len(inputs) and setup.mechanism != "noisy_votes":
+        if project.affordable < len(inputs) and setup.mechanism == "confident_gnmax":
             order = asking_order(inputs, self.source.test.spec, run.number)
         labels, outcomes = np.full(len(inputs), -1), np.full(len(inputs), "", dtype="U16")
         counts, sigma = None, None
@@ -287,29 +283,9 @@ class Experiment:
         }
         return papers_epsilon(tally, setup.delta)
 
-    def _data_dependent(self, setup: Setup, run: Run, bought: Bought) -> float | None:
-        """ε as P17 states it: of the votes themselves, by its Theorem 3. Of lnmax only.
-
-        A look at private votes, as `_plurality`. A student may not be told this figure.
-        """
-        if setup.mechanism != "lnmax":
-            return None
-        votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.known])
-        log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
-        return converted(lnmax_rdp(log_q, GAMMA, ORDERS).sum(axis=0), setup.delta)
-
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""
-        about = {**about, "public_inputs": self.public.source.sha256}
-        if file.exists():
-            kept = json.loads(file.read_bytes())
-            if kept["about"] == about:
-                return kept["found"]
-        found = make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"about": about, "found": found}, indent=2)
-        write_atomically(file, text.encode() + b"\n")
-        return found
+        return once(file, {**about, "public_inputs": self.public.source.sha256}, make)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
