@@ -22,7 +22,6 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.distill import make_answers
-from terrine_client.errors import BudgetExhausted
 from terrine_experiments.lesson import Bought, Lesson, once
 from terrine_experiments.owner import open_own_ledger, open_study, trained
 from terrine_experiments.papers_accountant import papers_epsilon
@@ -31,17 +30,14 @@ from terrine_experiments.setup import Setup, numbered, parts, pool_size, public_
 from terrine_experiments.sources import Source
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.students.answers import Answers
-from terrine_models.students.selection import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
 from terrine_server.app import serving
-from terrine_server.privacy import VoteOutcome, build_mechanism
+from terrine_server.planning.first_project import sigma_for_rows
+from terrine_server.privacy import GaussianNoisyCounts
 
 Ints = NDArray[np.int64]
-
-CHUNK = 1024
-"""Inputs that are sent before the budget is looked at again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +114,7 @@ class Experiment:
                 delta=setup.delta,
                 epsilon_spent=max(each.epsilon_spent for each in bought[at]),
                 rule=bought[at][-1].rule,
-                papers_epsilon=self._papers_epsilon(
-                    setup, specifications[at], bought[at][-1], manifest.teachers
-                ),
+                papers_epsilon=self._papers_epsilon(setup, specifications[at], bought[at][-1]),
                 answers=bought[at][-1].outcomes.get("answered", 0),
                 partitions=[run.number for run in runs],
                 accuracies=[share(found, "right") for found in made[at]],
@@ -151,8 +145,9 @@ class Experiment:
 
     def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
         """The mechanism that is opened. Raises ParameterError."""
-        classes = len(manifest.classes)
-        return setup.specification(len(self.pool), manifest.teachers, classes)
+        rows, classes = len(self.pool), len(manifest.classes)
+        sigma = sigma_for_rows(rows, manifest.teachers, classes, setup.epsilon, setup.delta)
+        return {"name": "noisy_votes", "sigma": sigma}
 
     def _home(self, setup: Setup, run: Run) -> Path:
         """The directory of a run's project and students at one budget."""
@@ -160,41 +155,23 @@ class Experiment:
         return self.out / f"{self.source.name}-{label}" / f"run-{run.number}"
 
     def _bought(self, setup: Setup, run: Run, specification: dict[str, Any]) -> Bought:
-        """Ask in the run's project until every public input was asked, or the budget refuses."""
+        """Ask every public input in the run's project, once: what was paid for comes back."""
         home = self._home(setup, run)
         home.mkdir(parents=True, exist_ok=True)
         owner, ledger = open_own_ledger(home / "terrine-data", run.teachers, setup)
         project = open_study(ledger, setup, specification)
         token = owner.token(ledger, Role.STUDENT, "reproduce", project.name)
-        inputs = self.pool
-        order = np.arange(len(inputs))
-        if project.affordable < len(inputs) and setup.mechanism == "confident_gnmax":
-            order = asking_order(inputs, self.source.test.spec, run.number)
-        labels, outcomes = np.full(len(inputs), -1), np.full(len(inputs), "", dtype="U16")
-        counts, sigma = None, None
         with serving(owner.settings) as url, Client(url, token) as client:
-            for at in range(0, len(order), CHUNK):
-                rows = order[at : at + CHUNK]
-                try:
-                    answers = client.label(inputs[rows])
-                except BudgetExhausted:
-                    break
-                outcomes[rows], labels[rows] = answers.outcomes, answers.labels
-                if answers.noisy_counts is not None:
-                    if counts is None:
-                        counts = np.zeros((len(inputs), answers.noisy_counts.shape[1]), np.int64)
-                    counts[rows], sigma = answers.noisy_counts, answers.noise_sigma
-                if (answers.outcomes == "refused").any():
-                    break
+            answers = client.label(self.pool)
             budget, facts = client.budget(), client.project()
-        asked = np.flatnonzero((outcomes != "") & (outcomes != "refused"))
         self._say(
-            f"Run {run.number + 1}: {len(asked):,} of {len(inputs):,} inputs asked, "
+            f"Run {run.number + 1}: {len(self.pool):,} inputs asked, "
             f"ε spent {budget.epsilon_spent:.4f} of {budget.epsilon:g}."
         )
+        counts, sigma = answers.noisy_counts, answers.noise_sigma
         return Bought(
-            answers=make_answers(facts, labels, counts, sigma),
-            outcomes=dict(Counter(outcomes[asked].tolist())),
+            answers=make_answers(facts, answers.labels, counts, sigma),
+            outcomes=dict(Counter(answers.outcomes.tolist())),
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),
         )
@@ -266,22 +243,17 @@ class Experiment:
         return float(self._once(file, about, vote)["plurality"])
 
     def _papers_epsilon(
-        self, setup: Setup, specification: dict[str, Any], bought: Bought, teachers: int
+        self, setup: Setup, specification: dict[str, Any], bought: Bought
     ) -> float | None:
         """ε of these answers by the accountant of the papers, for the worst case.
 
         Their curves, Mironov's conversion, and the order that is best afterwards; without the
         data-dependent reduction, which only private votes show.
         """
-        classes = len(self.source.private.classes)
-        mechanism = build_mechanism(specification, teachers=teachers, classes=classes)
-        events = mechanism.events()
-        tally = {
-            events[VoteOutcome(outcome)]: count
-            for outcome, count in bought.outcomes.items()
-            if VoteOutcome(outcome) in events
-        }
-        return papers_epsilon(tally, setup.delta)
+        if setup.mechanism == "neighbours":
+            return None  # the papers have no accounts
+        noise = GaussianNoisyCounts(specification["sigma"])
+        return papers_epsilon({noise: bought.outcomes["answered"]}, setup.delta)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""

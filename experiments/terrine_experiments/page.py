@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from terrine_experiments.papers import Name, Published
+from terrine_experiments.sources import FILES
 from terrine_models.data.arrays import DataError
 from terrine_protocol.files import write_atomically
 
@@ -23,7 +25,7 @@ class Item:
     paper: str
     theirs: str = "–"
     enforced: str = "–"
-    verdict: str = "no data here"
+    verdict: str = "–"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def no_data(source: str, name: Name, paper: Published) -> Item:
+    """A row that files are missing of."""
+    needed = f"no data: {', '.join(FILES[name])}"
+    return Item(f"{source}, {paper.method}, {name}", paper.row, verdict=needed)
 
 
 def percent(share: float) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
+"""A data set of the papers, or one that stands beside them."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,12 @@ class Published:
     """Answered queries, for a student of PATE."""
     how: str
     """What kind of number ε is."""
+
+    @property
+    def row(self) -> str:
+        """The row, as short as it can be."""
+        answers = f"{self.labels:,} answers, " if self.labels else ""
+        return f"{answers}ε {self.epsilon:g}: {100 * self.accuracy:.1f} %"
 
     @property
     def safe(self) -> bool:
@@ -50,7 +60,7 @@ def _pate(
 
 
 LNMAX, CONFIDENT, INTERACTIVE = "LNMax", "Confident-GNMax", "Interactive-GNMax, two rounds"
-PAPERS: dict[str, tuple[Published, ...]] = {
+PAPERS: dict[Name, tuple[Published, ...]] = {
     "mnist": (
         _pate(LNMAX, 2.04, 1e-5, 0.980, 0.9918, 100),
         _pate(LNMAX, 8.03, 1e-5, 0.981, 0.9918, 1_000),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,7 @@ TWIN = "#009E73"
 PLAIN = "#E69F00"
 PAPERS_OWN = "#D55E00"
 OTHER = "#CC79A7"
+COLOURS = (STUDENT, PLAIN, TWIN, OTHER)
 PAPER = "*"
 """Style of a paper's point in a panel."""
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1, 2, 3, 5, 8, 15, 30, 60, 100)
@@ -43,7 +44,8 @@ class Curve:
     x: ArrayLike
     y: ArrayLike
     style: str = "-"
-    colour: str = STUDENT
+    colour: int | None = None
+    """Which of `COLOURS`; None: that of its place. A paper's points have their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +67,15 @@ def draw_panels(panels: Sequence[Panel], path: Path) -> None:
 
     figure = Figure(figsize=(4.4 * len(panels), 4.2), dpi=90, layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for curve in panel.curves:
-            named: dict[str, Any] = {"color": curve.colour, "label": curve.label}
-            if panel.bars and curve.style == "-":
-                axes.bar(curve.x, curve.y, panel.bars, alpha=0.45, **named)
-            else:
-                size = 12 if curve.style == PAPER else 5
-                axes.plot(curve.x, curve.y, curve.style, ms=size, **named)
+        for place, curve in enumerate(panel.curves):
+            of_paper = curve.style == PAPER
+            number = place if curve.colour is None else curve.colour
+            colour = PAPERS_OWN if of_paper else COLOURS[number % len(COLOURS)]
+            if panel.bars:
+                axes.bar(curve.x, curve.y, panel.bars, alpha=0.45, color=colour, label=curve.label)
+                continue
+            size = 12 if of_paper else 5
+            axes.plot(curve.x, curve.y, curve.style, ms=size, color=colour, label=curve.label)
         axes.set_xscale("log" if panel.log_x else "linear")
         axes.set_yscale("log" if panel.log_y else "linear")
         if panel.log_x:

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from terrine_experiments.papers import Name
 from terrine_server.cli.console import console, errors, fail
-
-
-class Data(StrEnum):
-    """A data set of the papers."""
-
-    MNIST = "mnist"
-    FASHION = "fashion"
-    SVHN = "svhn"
-    ADULT = "adult"
-    DIABETES = "diabetes"
-    GLYPH = "glyph"
-
-
-class Protocol(StrEnum):
-    """What students are trained and tested on."""
-
-    FOLDS = "folds"
-    LAST = "last-1000"
-
-
-class MechanismChoice(StrEnum):
-    """How answers are sold."""
-
-    NOISY_VOTES = "noisy_votes"
-    CONFIDENT_GNMAX = "confident_gnmax"
-    NEIGHBOURS = "neighbours"
-
 
 QUICK_TEACHERS = 40
 
 
 def reproduce(
-    data: Annotated[Data, typer.Argument(help="The data set.")],
+    data: Annotated[Name, typer.Argument(help="The data set.")],
     path: Annotated[
         Path,
         typer.Argument(
@@ -60,12 +33,12 @@ def reproduce(
         float | None, typer.Option(help="Its δ. Default: the papers' for this data set.")
     ] = None,
     protocol: Annotated[
-        Protocol,
+        Literal["folds", "last-1000"],
         typer.Option(
             help="folds: every test input measures a student that has not seen it. last-1000: the "
             "last 1,000 test inputs measure one that has seen all others, as in P18."
         ),
-    ] = Protocol.FOLDS,
+    ] = "folds",
     runs: Annotated[
         int,
         typer.Option(
@@ -77,13 +50,12 @@ def reproduce(
     ] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
     mechanism: Annotated[
-        MechanismChoice,
+        Literal["noisy_votes", "neighbours"],
         typer.Option(
-            help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
-            "until the budget refuses. neighbours: the counts of every public input once, of "
+            help="noisy_votes: the counts of every public input once. neighbours: the same, of "
             "records instead of teachers."
         ),
-    ] = MechanismChoice.NOISY_VOTES,
+    ] = "noisy_votes",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
@@ -116,25 +88,25 @@ def reproduce(
     from terrine_experiments.sources import load
     from terrine_server import logs
 
-    if mechanism is MechanismChoice.NEIGHBOURS and (teachers or data.value not in NEAR):
+    if mechanism == "neighbours" and (teachers or data not in NEAR):
         fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
     logs.configure("error")
-    source = load(data.value, path)
+    source = load(data, path)
     number = min(source.teachers, QUICK_TEACHERS) if quick else source.teachers
     source = replace(source, teachers=teachers or number)
-    out = out or Path(f"reproduce-{data.value}")
+    out = out or Path(f"reproduce-{data}")
     out.mkdir(parents=True, exist_ok=True)
     setups = [
         Setup(
-            protocol=protocol.value,
-            mechanism=mechanism.value,
+            protocol=protocol,
+            mechanism=mechanism,
             epsilon=budget,
             delta=source.delta if delta is None else delta,
             runs=runs,
         )
         for budget in epsilon or [0.3]
     ]
-    kind_of = NeighbourExperiment if mechanism is MechanismChoice.NEIGHBOURS else Experiment
+    kind_of = NeighbourExperiment if mechanism == "neighbours" else Experiment
     alike: dict[int, list[Setup]] = {}
     for setup in setups:
         same = 0 if kind_of is Experiment else near(source.name, setup.epsilon)
@@ -148,7 +120,7 @@ def reproduce(
     except KeyboardInterrupt:
         errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
         raise typer.Exit(130) from None
-    picture = out / f"{source.name}-{protocol.value}.png"
+    picture = out / f"{source.name}-{protocol}.png"
     draw(keep(results, out), picture)
     for result in results:
         console.print(table(result))

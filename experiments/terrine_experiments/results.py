@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from terrine_experiments.interval import shown
-from terrine_experiments.papers import PAPERS
+from terrine_experiments.papers import PAPERS, Name
 from terrine_protocol.files import write_atomically
 
 FILE = "results.json"
@@ -22,7 +22,7 @@ FILE = "results.json"
 class ExperimentResult:
     """What an experiment measured. Accuracies are shares of one, on `tested` inputs."""
 
-    data: str
+    data: Name
     title: str
     protocol: str
     mechanism: dict[str, Any]

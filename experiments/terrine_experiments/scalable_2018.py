@@ -18,7 +18,7 @@ from terrine_experiments.costs import (
     sanitised_as_stated,
     selective_cost,
 )
-from terrine_experiments.page import Chapter, Item, percent, shown_epsilon, table, verdict
+from terrine_experiments.page import Chapter, Item, no_data, percent, shown_epsilon, table, verdict
 from terrine_experiments.papers import (
     ADULT_ROW,
     AGGRESSIVE,
@@ -30,21 +30,13 @@ from terrine_experiments.papers import (
     P18,
     PAPERS,
     ROUNDS,
+    Name,
     Published,
     Selective,
 )
 from terrine_experiments.papers_accountant import ORDERS, Floats
 from terrine_experiments.pate_2017 import lnmax
-from terrine_experiments.pictures import (
-    OTHER,
-    PLAIN,
-    STUDENT,
-    TWIN,
-    Curve,
-    Panel,
-    draw_panels,
-)
-from terrine_experiments.sources import FILES, Name
+from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_experiments.study import Asked, Ints, Study
 from terrine_server.privacy import (
     Composition,
@@ -96,19 +88,8 @@ def scalable_2018(study: Study, pictures: Path) -> Chapter:
             _draw_figure_5(votes[: POOL[name]], 1e-8, pictures)
     lacking: list[Name] = [name for name in ROWS if not study.has(name)]
     for lacked in (*lacking, "svhn"):
-        items += [no_data(lacked, each) for each in PAPERS[lacked] if each.source == P18]
+        items += [no_data("P18", lacked, each) for each in PAPERS[lacked] if each.source == P18]
     return Chapter(items, {"sanitised": table(SANITISED_HEADS, sanitised)})
-
-
-def printed(paper: Published) -> str:
-    """A row of the paper's Table 1."""
-    return f"{paper.labels or 0:,} answers, ε {paper.epsilon:g}: {percent(paper.accuracy)}"
-
-
-def no_data(name: Name, paper: Published) -> Item:
-    """A row that the files are missing of."""
-    needs = f"no data: {', '.join(FILES[name])}"
-    return Item(f"P18, {paper.method}, {name}", printed(paper), verdict=needs)
 
 
 def selective(votes: Ints, row: Selective, *, interactive: bool = False) -> Mechanism:
@@ -132,7 +113,7 @@ def selective(votes: Ints, row: Selective, *, interactive: bool = False) -> Mech
 def glyph_lnmax(study: Study, votes: Ints) -> Item:
     """LNMax on Glyph, as Table 1 has it."""
     paper, mechanism = PAPERS["glyph"][0], lnmax(votes, GLYPH_GAMMA)
-    rows = votes[: paper.labels]
+    rows = votes[: min(paper.labels or 0, POOL["glyph"])]
     asked = study.ask("glyph", f"lnmax-{len(rows)}", rows, mechanism, POOL["glyph"])
     epsilon = lnmax_cost(rows, GLYPH_GAMMA).epsilon(paper.delta)
     least = enforced((mechanism, asked.outcomes), delta=paper.delta)
@@ -146,7 +127,7 @@ def _item(
     compared = verdict(accuracy, paper.accuracy)
     compared = f"own letters: {compared}" if name == "glyph" else compared
     what = f"P18, {paper.method}, {name}"
-    return Item(what, printed(paper), ours, shown_epsilon(least), compared)
+    return Item(what, paper.row, ours, shown_epsilon(least), compared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,13 +247,10 @@ def _draw_figure_4(study: Study, pictures: Path) -> None:
     laplace = f"LNMax, scale {', '.join(map(str, LAPLACE_SCALES))}"
     gaussian = f"GNMax, σ {', '.join(map(str, SIGMAS))}"
     noises = [
-        Curve(laplace, *points(most, gaussian=False), "s--", PLAIN),
         Curve(gaussian, *points(most, gaussian=True), "o-"),
+        Curve(laplace, *points(most, gaussian=False), "s--"),
     ]
-    sizes = [
-        Curve(f"{teachers:,} teachers", *points(teachers, gaussian=True), "o-", colour)
-        for teachers, colour in zip(FEWER, (OTHER, STUDENT), strict=True)
-    ]
+    sizes = [Curve(f"{n:,} teachers", *points(n, gaussian=True), "o-") for n in FEWER[::-1]]
     panels = [
         Panel("Laplace against Gaussian noise, 5,000 teachers", *names, noises, log_x=True),
         Panel("GNMax against number of teachers", *names, sizes, log_x=True),
@@ -287,17 +265,17 @@ def _draw_figure_5(votes: Ints, delta: float, pictures: Path) -> None:
     every = gnmax_cost(votes, MODERATE.sigma2, np.array([50.0])).answer[:, 0]
     spent = [every[bins == k].mean() if (bins == k).any() else math.nan for k in range(10)]
     asked, laplace = np.arange(1, len(votes) + 1), lnmax_cost(votes, GLYPH_GAMMA)
-    passing = [Curve("all: LNMax answers", middles, np.bincount(bins, minlength=10), "-", PLAIN)]
-    running = [Curve("LNMax, scale 50", asked, laplace.running(delta), "--", PLAIN)]
-    for row, colour in ((MODERATE, TWIN), (AGGRESSIVE, OTHER)):
+    passing = [Curve("all: LNMax answers", middles, np.bincount(bins, minlength=10))]
+    running = [Curve("LNMax, scale 50", asked, laplace.running(delta), "--")]
+    for colour, row in enumerate((MODERATE, AGGRESSIVE), 1):
         name, test = f"Confident-GNMax, T = {row.threshold:,}", selective_cost(votes, row)
         answers = np.cumsum(test.passed)
         tests = replace(test, answer=np.zeros_like(test.answer))
-        passing.append(Curve(name, middles, np.bincount(bins, test.passed, 10), "-", colour))
+        passing.append(Curve(name, middles, np.bincount(bins, test.passed, 10)))
         running.append(Curve(name, answers, test.running(delta), "-", colour))
         running.append(Curve("of which tests", answers, tests.running(delta), ":", colour))
     agree = "teachers that agree, %"
-    cost = Curve("GNMax, σ = 100: mean", middles, np.maximum(spent, 1e-200), "ko")
+    cost = Curve("GNMax, σ = 100: mean", middles, np.maximum(spent, 1e-200), "o")
     panels = [
         Panel("Queries, and which are answered", agree, "queries", passing, bars=9),
         Panel("What an answer costs", agree, "Rényi divergence at 50 †", [cost], log_y=True),

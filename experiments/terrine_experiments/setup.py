@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
 from terrine_models.features.maps import PublicData
-from terrine_server.planning.first_project import sigma_for_rows
 
 Protocol = Literal["folds", "last-1000"]
-Selling = Literal["noisy_votes", "confident_gnmax", "neighbours"]
+Selling = Literal["noisy_votes", "neighbours"]
 Ints = NDArray[np.int64]
 
 LAST = 1000
 FOLDS = 5
-THRESHOLD = 0.8
-"""Of confident_gnmax, as a share of the teachers: as in `terrine demo`."""
-SIGMA1 = 0.2
-"""The same."""
-SIGMA2 = 0.15
-"""The same."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +33,6 @@ class Setup:
         """A name for its directory: lower-case letters, digits, dots and hyphens."""
         which = f"{self.mechanism.replace('_', '-')}-{numbered(kind, teachers)}"
         return f"{self.protocol}-{which}-epsilon-{self.epsilon:g}-delta-{self.delta:g}"
-
-    def specification(self, rows: int, teachers: int, classes: int) -> dict[str, Any]:
-        """The mechanism that is opened for `rows` public inputs. Raises ParameterError."""
-        if self.mechanism == "noisy_votes":
-            sigma = sigma_for_rows(rows, teachers, classes, self.epsilon, self.delta)
-            return {"name": "noisy_votes", "sigma": sigma}
-        return {
-            "name": "confident_gnmax",
-            "threshold": round(THRESHOLD * teachers),
-            "sigma1": SIGMA1 * teachers,
-            "sigma2": SIGMA2 * teachers,
-        }
 
 
 @dataclass(frozen=True, eq=False)

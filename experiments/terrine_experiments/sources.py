@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
+from terrine_experiments.papers import Name
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.students.models import Training
 from terrine_models.tables.loading import load_table
@@ -24,8 +24,6 @@ from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
-
-Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
 
 CLOTHES = (
     "T-shirt/top",
@@ -39,7 +37,7 @@ CLOTHES = (
     "Bag",
     "Ankle boot",
 )
-ADULT_COLUMNS = (
+ADULT_COLUMNS = [
     "age",
     "workclass",
     "fnlwgt",
@@ -55,7 +53,7 @@ ADULT_COLUMNS = (
     "hours-per-week",
     "native-country",
     "income",
-)
+]
 
 # SHA-256 of the public originals, unpacked, as mirrors pack them differently. The paper's Glyph is
 # not public; `make glyphs` draws data like it.
@@ -186,7 +184,7 @@ def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset,
 
 def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
     train, test = found
-    schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema
+    schema = propose_schema(test, label="income", columns=ADULT_COLUMNS).schema
     return load_table(train, schema), load_table(test, schema)
 
 
@@ -222,22 +220,19 @@ def _diabetes(found: list[Path]) -> tuple[Dataset, Dataset]:
 
     Those of every tenth patient are the test set; the numbers of patients and stays are left out.
     """
-    lines = read(found[0], None).decode("utf-8", "replace").splitlines()
-    heads, *rows = csv.reader(lines)
-    wanted = {"patient_nbr", "encounter_id", "readmitted"}
-    if not wanted <= set(heads):
-        raise DataError(f"{found[0]} lacks a column of {', '.join(sorted(wanted))}.")
+    heads, *rows = csv.reader(read(found[0], None).decode("utf-8", "replace").splitlines())
+    wanted = ("patient_nbr", "encounter_id", "readmitted")
+    if not set(wanted) <= set(heads):
+        raise DataError(f"{found[0]} lacks a column of {', '.join(wanted)}.")
     patient, label = heads.index("patient_nbr"), heads.index("readmitted")
     with TemporaryDirectory() as directory:
         parts = [Path(directory) / name for name in ("train.csv", "test.csv")]
         for part, of_test in zip(parts, (False, True), strict=True):
+            own = [row for row in rows if (int(row[patient]) % 10 == 0) == of_test]
+            for row in own:
+                row[label] = "soon" if row[label] == "<30" else "later"
             with part.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(heads)
-                for row in rows:
-                    if (int(row[patient]) % 10 == 0) == of_test:
-                        soon = "soon" if row[label] == "<30" else "later"
-                        writer.writerow([*row[:label], soon, *row[label + 1 :]])
+                csv.writer(file).writerows([heads, *own])
         ignored = ["patient_nbr", "encounter_id"]
         schema = propose_schema(parts[1], label="readmitted", ignore=ignored).schema
         return load_table(parts[0], schema), load_table(parts[1], schema)

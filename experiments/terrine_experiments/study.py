@@ -19,8 +19,9 @@ from sklearn.ensemble import RandomForestClassifier
 
 from terrine_experiments.lesson import Lesson, once
 from terrine_experiments.owner import trained
+from terrine_experiments.papers import Name
 from terrine_experiments.setup import Part, numbered, public_part
-from terrine_experiments.sources import Name, Source, load
+from terrine_experiments.sources import Source, load
 from terrine_models.data.arrays import DataError
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Training

@@ -164,13 +164,10 @@ def study(idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     for name, part in (("private", source.private), ("public", source.test)):
         classes = np.array(part.classes)
         np.savez(data / "glyph" / f"{name}.npz", x=part.inputs, y=part.labels, classes=classes)
-    for module in (pate_2017, near_zero):
-        monkeypatch.setattr(module, "NETWORKS", (5, 20))
-        monkeypatch.setattr(module, "HEADS", (20,))
+    monkeypatch.setattr(pate_2017, "SIZES", {"networks": (5, 20), "heads": (20,)})
     monkeypatch.setitem(pate_2017.POOL, "mnist", 120)
-    monkeypatch.setattr(pate_2017, "PAPERS_TEACHERS", 20)
-    monkeypatch.setattr(near_zero, "QUERIES", 120)
-    monkeypatch.setattr(near_zero, "PAPERS_TEACHERS", 20)
+    for module in (pate_2017, near_zero):
+        monkeypatch.setattr(module, "TEACHERS", 20)
     monkeypatch.setattr(near_zero, "STABLE", (("heads", 20, 0.6),))
     monkeypatch.setattr(scalable_2018, "POOL", {"mnist": 120, "glyph": 120})
     monkeypatch.setattr(scalable_2018, "FIRST_ROUND", 60)
