@@ -118,8 +118,8 @@ def _draw(study: Study, pictures: Path) -> None:
     gap, near = gaps(study.votes("mnist", "networks", TEACHERS)), np.arange(0, TEACHERS + 1, 5)
     qualified = Curve("250 networks", near, [100 * float((gap > n).mean()) for n in near])
     paper = Curve("NZC: clean votes", [TEACHERS], [100 * NEAR_ZERO_LABELS[CLEAN]], PAPER)
-    share, right = "queries, %", [*curves(found, "plurality", "o-"), paper]
-    far = curves(found, "far", "o-")
+    share, right = "queries, %", [*curves(found, "plurality"), paper]
+    far = curves(found, "far")
     panels = [
         Panel("Accuracy of the ensemble", "teachers", "right labels, %", right, log_x=True),
         Panel("Gap of more than n votes", "n, of 250 votes", share, [qualified]),

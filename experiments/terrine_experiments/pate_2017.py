@@ -77,8 +77,12 @@ def pate_2017(study: Study, pictures: Path) -> Chapter:
         )
     ]
     accuracy = "accuracy on MNIST's test images, %"
-    lines = [*curves(found, "plurality", "o-"), *curves(found, "teacher", "s:"), points[0]]
-    distances = [*curves(found, "gap", "o-"), points[1]]
+    lines = [
+        *curves(found, "plurality", name=": plurality"),
+        *curves(found, "teacher", "s:", ": one"),
+        points[0],
+    ]
+    distances = [*curves(found, "gap"), points[1]]
     panels = [
         Panel("Accuracy against number of teachers", "teachers", accuracy, lines, log_x=True),
         Panel("Gap of the two largest counts", "teachers", "gap, % of the teachers", distances,
@@ -117,10 +121,12 @@ def measure(votes: Ints, truth: Ints) -> Measured:
     )
 
 
-def curves(found: dict[str, dict[int, Measured]], what: str, style: str) -> list[Curve]:
+def curves(
+    found: dict[str, dict[int, Measured]], what: str, style: str = "o-", name: str = ""
+) -> list[Curve]:
     """One property of all ensembles, against their number of teachers."""
     return [
-        Curve(f"{kind}: {what}", list(of), [getattr(each, what) for each in of.values()], style, at)
+        Curve(f"{kind}{name}", list(of), [getattr(each, what) for each in of.values()], style, at)
         for at, (kind, of) in enumerate(found.items())
     ]
 
