@@ -27,6 +27,7 @@ from terrine_experiments.papers import (
     INTERACTIVE,
     MNIST_ROW,
     MODERATE,
+    OWN_ROUNDS,
     P18,
     PAPERS,
     ROUNDS,
@@ -81,9 +82,10 @@ def scalable_2018(study: Study, pictures: Path) -> Chapter:
         items.append(item)
         sanitised.append(line)
         if name == "glyph":
-            item, lines = interactive(study, votes)
-            items.append(item)
-            sanitised += lines
+            for own, rounds in (("", ROUNDS), ("own-", OWN_ROUNDS)):
+                item, lines = interactive(study, votes, rounds, own)
+                items.append(item)
+                sanitised += lines
             _draw_figure_4(study, pictures)
             _draw_figure_5(votes[: POOL[name]], 1e-8, pictures)
     lacking: list[Name] = [name for name in ROWS if not study.has(name)]
@@ -192,7 +194,9 @@ def events_of(votes: Ints, row: Selective) -> dict[VoteOutcome, CostEvent]:
     return {VoteOutcome.ABSTAINED: test, VoteOutcome.ANSWERED: answer}
 
 
-def interactive(study: Study, votes: Ints) -> tuple[Item, list[Sequence[str]]]:
+def interactive(
+    study: Study, votes: Ints, rounds: Sequence[Selective], own: str = ""
+) -> tuple[Item, list[Sequence[str]]]:
     """Interactive-GNMax: confident answers teach a student, whose errors are then corrected.
 
     Its first round asks `FIRST_ROUND` characters; its second asks all that got no answer, with the
@@ -200,19 +204,21 @@ def interactive(study: Study, votes: Ints) -> tuple[Item, list[Sequence[str]]]:
     """
     (paper,) = (each for each in PAPERS["glyph"] if each.method == INTERACTIVE)
     pool, delta = POOL["glyph"], paper.delta
-    first = study.ask("glyph", "round-1", votes[:FIRST_ROUND], selective(votes, ROUNDS[0]), pool)
-    again = np.flatnonzero(first.labels < 0)
-    correcting = selective(votes, ROUNDS[1], interactive=True)
-    second = study.ask("glyph", "round-2", votes[:pool], correcting, pool, first.labels)
+    rows, correcting = votes[:FIRST_ROUND], selective(votes, rounds[1], interactive=True)
+    first = study.ask("glyph", f"{own}round-1", rows, selective(votes, rounds[0]), pool)
+    second = study.ask("glyph", f"{own}round-2", votes[:pool], correcting, pool, first.labels)
+    again = votes[:pool][first.labels < 0]
     sales = [
-        Sale("glyph, round 1", ROUNDS[0], votes[:FIRST_ROUND], first),
-        Sale("glyph, round 2", ROUNDS[1], votes[again], second, second.baselines),
+        Sale(f"glyph, {own}round 1", rounds[0], rows, first),
+        Sale(f"glyph, {own}round 2", rounds[1], again, second, second.baselines),
     ]
     total = np.asarray(sum(sale.cost().total for sale in sales))
     epsilon = sales[0].cost().epsilon(delta, of=total)
     least = enforced(*((sale.mechanism, sale.asked.outcomes) for sale in sales), delta=delta)
     answers = sum(sale.answers for sale in sales)
     item = _item("glyph", paper, answers, epsilon, second.accuracy, least)
+    if own:
+        item = replace(item, what=f"{item.what}, thresholds for our teachers")
     return item, [sale.sanitised("not known to us", delta) for sale in sales]
 
 

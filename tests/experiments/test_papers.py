@@ -30,6 +30,7 @@ from terrine_models.data.arrays import DataError
 from terrine_server.privacy import VoteOutcome, build_mechanism, quote
 
 ANSWERED, ABSTAINED = VoteOutcome.ANSWERED, VoteOutcome.ABSTAINED
+SMALL_ROUNDS = (Selective(14, 3, 2, 0, 50, 0.009, 26.4), Selective(8, 3, 2, 0, 50, 0.008, 38.7))
 PLACES = ("items", "teachers", "sanitised", "stable", "immutable")
 
 
@@ -175,8 +176,8 @@ def study(idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     row = Selective(12, 3, 2, 120, 14, 0.0329, 6.23, 2.52, (8, 0.025, 4.28))
     rows = {"mnist": ("networks", 20, row), "glyph": ("heads", 20, row)}
     monkeypatch.setattr(scalable_2018, "ROWS", rows)
-    rounds = (Selective(14, 3, 2, 0, 50, 0.009, 26.4), Selective(8, 3, 2, 0, 50, 0.008, 38.7))
-    monkeypatch.setattr(scalable_2018, "ROUNDS", rounds)
+    monkeypatch.setattr(scalable_2018, "ROUNDS", SMALL_ROUNDS)
+    monkeypatch.setattr(scalable_2018, "OWN_ROUNDS", SMALL_ROUNDS)
     monkeypatch.setattr("terrine_experiments.study.IMAGES_OF_NETWORKS", 600)
     return Study(data, tmp_path / "out", Console(quiet=True))
 
@@ -207,7 +208,7 @@ def test_the_second_round_asks_what_the_first_left_open_and_corrects_the_student
     study: Study,
 ) -> None:
     votes = study.votes("glyph", "heads", 20)
-    item, lines = scalable_2018.interactive(study, votes)
+    item, lines = scalable_2018.interactive(study, votes, SMALL_ROUNDS)
     first, second = (
         json.loads((study.out / "found" / f"glyph-round-{number}.json").read_text())["found"]
         for number in (1, 2)
