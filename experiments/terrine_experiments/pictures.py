@@ -18,7 +18,6 @@ from terrine_experiments.results import ExperimentResult, kinds
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPERS_OWN = "#D55E00"
-TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1, 2, 3, 5, 8, 15, 30, 60, 100)
 PAPER, UNSAFE = "*", "p"
 """Styles of a paper's points; where its ε is not safe to publish, the marker is hollow."""
 
@@ -59,6 +58,7 @@ def draw_panels(
 ) -> None:
     """Draw panels side by side, as a picture of the kind that the path ends in."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(size[0] * len(panels), size[1]), dpi=90, layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -82,16 +82,15 @@ def draw_panels(
         axes.set_xscale("log" if panel.log_x else "linear")
         axes.set_yscale("log" if panel.log_y else "linear")
         if panel.log_x:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(panel.title, fontsize=10)
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
         axes.grid(alpha=0.3)
         if panel.epsilons:
             scale_accuracy_axis(axes)
-            low, high = axes.dataLim.intervalx
-            axes.set_xlim(low / 1.3, high * 1.3)
-            axes.set_xticks([tick for tick in TICKS if low / 1.3 < tick < high * 1.3])
             figure.legend(loc="outside lower center", fontsize=8, frameon=False)
         else:
             axes.legend(fontsize=7.5)

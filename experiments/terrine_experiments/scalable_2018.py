@@ -126,9 +126,8 @@ def _item(
     name: Name, paper: Published, answers: int, epsilon: float, accuracy: float, least: float | None
 ) -> Item:
     ours = f"{answers:,} answers, ε {epsilon:.2f} †: {percent(accuracy)}"
+    what = f"P18, {paper.method}, {'our letters' if name == 'glyph' else name}"
     compared = verdict(accuracy, paper.accuracy)
-    compared = f"own letters: {compared}" if name == "glyph" else compared
-    what = f"P18, {paper.method}, {name}"
     return Item(what, paper.row, ours, shown_epsilon(least), compared)
 
 

@@ -220,7 +220,7 @@ def test_the_second_round_asks_what_the_first_left_open_and_corrects_the_student
     assert set(second["outcomes"]) <= {"answered", "reinforced", "abstained"}
     assert (np.array(second["baselines"]).sum(axis=1) - 20).max() <= 10
     assert len(lines) == 2
-    holds(item.what, "Interactive", "glyph")
+    holds(item.what, "Interactive", "letters")
 
 
 def test_a_paper_that_is_not_known_is_refused(
