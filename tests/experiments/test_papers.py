@@ -75,12 +75,13 @@ def test_stays_in_hospital_are_read_as_published(tmp_path: Path) -> None:
         for stay in range(1_200):
             again = ("<30", ">30", "NO")[stay % 3]
             days = int(random.integers(1, 14))
-            writer.writerow([stay, 7_000_000 + stay // 2, f"[{stay % 9}0)", days, again])
+            patient = 10 * (stay // 2) + (stay >= 200)
+            writer.writerow([stay, patient, f"[{stay % 9}0)", days, again])
     source = load("diabetes", tmp_path)
     assert source.test.encoding is not None
     assert source.test.encoding.features == ["age", "time_in_hospital"]
     assert set(source.test.classes) == {"soon", "later"}
-    assert len(source.test) == 120, "both stays of every tenth patient"
+    assert len(source.test) == 200, "both stays of patients whose number ends in 0"
     soon = source.private.classes.index("soon")
     assert (source.private.labels == soon).mean() == pytest.approx(1 / 3, abs=0.01)
     file.write_text("a,b\n1,2\n")
