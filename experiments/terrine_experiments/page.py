@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,10 +53,11 @@ def write_page(page: Path, out: Path, made: Mapping[str, Chapter]) -> None:
         parts |= chapter["tables"]
     text = page.read_text()
     for name, part in parts.items():
-        block = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
-        if not block.search(text):
+        start, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+        before, found, rest = text.partition(start)
+        if not found or end not in rest:
             raise DataError(f"{page} has no place for {name}: <!-- {name} -->, <!-- end -->.")
-        text = block.sub(lambda _, part=part: part, text)  # type: ignore[misc]
+        text = before + start + part + rest[rest.index(end) :]
     write_atomically(page, text.encode())
 
 
