@@ -179,7 +179,7 @@ def confident(study: Study, name: Name, votes: Ints, row: Selective) -> tuple[It
     (paper,) = (each for each in PAPERS[name] if each.method == CONFIDENT)
     rows = votes[: min(row.queries, POOL[name])]
     asked = study.ask(name, f"confident-{len(rows)}", rows, selective(votes, row), POOL[name])
-    sale = Sale(name, row, rows, asked)
+    sale = Sale("our letters" if name == "glyph" else name, row, rows, asked)
     least = enforced((sale.mechanism, asked.outcomes), delta=paper.delta)
     epsilon = sale.cost().epsilon(paper.delta)
     item = _item(name, paper, sale.answers, epsilon, asked.accuracy, least)
@@ -206,19 +206,19 @@ def interactive(
     rows, correcting = votes[:FIRST_ROUND], selective(votes, rounds[1], interactive=True)
     first = study.ask("glyph", f"{own}round-1", rows, selective(votes, rounds[0]), pool)
     second = study.ask("glyph", f"{own}round-2", votes[:pool], correcting, pool, first.labels)
-    again = votes[:pool][first.labels < 0]
+    again, who = votes[:pool][first.labels < 0], f"our letters{', own thresholds' if own else ''}"
     sales = [
-        Sale(f"glyph, {own}round 1", rounds[0], rows, first),
-        Sale(f"glyph, {own}round 2", rounds[1], again, second, second.baselines),
+        Sale(f"{who}, round 1", rounds[0], rows, first),
+        Sale(f"{who}, round 2", rounds[1], again, second, second.baselines),
     ]
     total = np.asarray(sum(sale.cost().total for sale in sales))
     epsilon = sales[0].cost().epsilon(delta, of=total)
     least = enforced(*((sale.mechanism, sale.asked.outcomes) for sale in sales), delta=delta)
     answers = sum(sale.answers for sale in sales)
     item = _item("glyph", paper, answers, epsilon, second.accuracy, least)
-    if own:
-        item = replace(item, what=f"{item.what}, thresholds for our teachers")
-    return item, [sale.sanitised("not known to us", delta) for sale in sales]
+    return replace(item, what=f"P18, {paper.method}, {who}"), [
+        sale.sanitised("not known to us", delta) for sale in sales
+    ]
 
 
 SANITISED_HEADS = (
