@@ -54,8 +54,8 @@ serve: $(SERVING) ## Make ./terrine-data if it is not there, then serve on http:
 	$(BIN)/terrine init
 	$(BIN)/terrine serve $(ARGS)
 
-reproduce: venv ## Repeat an experiment of the papers (ARGS="mnist DIR --epsilon 0.3"; experiments/README.md)
-	$(BIN)/python -m terrine_experiments reproduce $(ARGS)
+reproduce: venv ## Repeat experiments (ARGS="mnist DIR --epsilon 0.3", ARGS="paper all --data DIR"; experiments/README.md)
+	$(BIN)/python -m terrine_experiments $(if $(filter paper,$(firstword $(ARGS))),,reproduce) $(ARGS)
 
 glyphs: venv ## Draw the pictures of characters for `make reproduce ARGS="glyph DIR"` (ARGS=DIR)
 	$(BIN)/python -m terrine_experiments glyphs $(ARGS)

@@ -33,7 +33,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits, load_sample_images
 
-from terrine_experiments.sources import ADULT_COLUMNS, Name, load
+from terrine_experiments.papers import Name
+from terrine_experiments.sources import ADULT_COLUMNS, load
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx
 from terrine_models.features.maps import PublicData
 

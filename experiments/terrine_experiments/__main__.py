@@ -1,4 +1,4 @@
-"""`python -m terrine_experiments reproduce DATA DIR`, and `… glyphs DIR`."""
+"""`python -m terrine_experiments reproduce DATA DIR`, `… paper NAME` and `… glyphs DIR`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import typer
 
 from terrine_experiments.draw_glyphs import glyphs
+from terrine_experiments.paper import paper
 from terrine_experiments.reproduce import reproduce
 from terrine_server.cli.console import run
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     help="Repeat the experiments of the PATE papers.",
 )
 app.command()(reproduce)
+app.command()(paper)
 app.command()(glyphs)
 
 

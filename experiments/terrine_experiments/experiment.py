@@ -8,7 +8,6 @@ student that was trained is not trained again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,28 +22,22 @@ from rich.markup import escape
 
 from terrine_client import Client
 from terrine_client.distill import make_answers
-from terrine_client.errors import BudgetExhausted
-from terrine_experiments.lesson import Bought, Lesson
+from terrine_experiments.lesson import Bought, Lesson, once
 from terrine_experiments.owner import open_own_ledger, open_study, trained
-from terrine_experiments.papers_accountant import ORDERS, converted, papers_epsilon
+from terrine_experiments.papers_accountant import papers_epsilon
 from terrine_experiments.results import ExperimentResult
-from terrine_experiments.setup import GAMMA, Setup, numbered, parts, pool_size, public_part
+from terrine_experiments.setup import Setup, numbered, parts, pool_size, public_part
 from terrine_experiments.sources import Source
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.students.answers import Answers
-from terrine_models.students.selection import asking_order
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest
 from terrine_protocol import Role
-from terrine_protocol.files import write_atomically
 from terrine_server.app import serving
-from terrine_server.privacy import VoteOutcome, build_mechanism
-from terrine_server.privacy.published import laplace_log_tails, lnmax_rdp, union_bound
+from terrine_server.planning.first_project import sigma_for_rows
+from terrine_server.privacy import GaussianNoisyCounts
 
 Ints = NDArray[np.int64]
-
-CHUNK = 1024
-"""Inputs that are sent before the budget is looked at again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +61,11 @@ class Experiment:
         self.source, self.setups, self.out, self.console = source, setups, out, console
         self.setup = setups[0]
         """For what all have in common."""
-        protocol, queries = self.setup.protocol, self.setup.queries
+        protocol = self.setup.protocol
         self.x = source.test.inputs
-        self.pool = self.x[: pool_size(protocol, source, queries)]
+        self.pool = self.x[: pool_size(protocol, source)]
         self.public = public_part(source)
-        self.parts = parts(protocol, source, queries)
+        self.parts = parts(protocol, source)
 
     def run(self) -> list[ExperimentResult]:
         """Train what is missing, buy what is missing, and measure. Raises what they raise."""
@@ -121,10 +114,7 @@ class Experiment:
                 delta=setup.delta,
                 epsilon_spent=max(each.epsilon_spent for each in bought[at]),
                 rule=bought[at][-1].rule,
-                papers_epsilon=self._papers_epsilon(
-                    setup, specifications[at], bought[at][-1], manifest.teachers
-                ),
-                data_dependent=self._data_dependent(setup, runs[-1], bought[at][-1]),
+                papers_epsilon=self._papers_epsilon(setup, specifications[at], bought[at][-1]),
                 answers=bought[at][-1].outcomes.get("answered", 0),
                 partitions=[run.number for run in runs],
                 accuracies=[share(found, "right") for found in made[at]],
@@ -155,8 +145,9 @@ class Experiment:
 
     def _specification(self, setup: Setup, manifest: Manifest) -> dict[str, Any]:
         """The mechanism that is opened. Raises ParameterError."""
-        classes = len(manifest.classes)
-        return setup.specification(len(self.pool), manifest.teachers, classes)
+        rows, classes = len(self.pool), len(manifest.classes)
+        sigma = sigma_for_rows(rows, manifest.teachers, classes, setup.epsilon, setup.delta)
+        return {"name": "noisy_votes", "sigma": sigma}
 
     def _home(self, setup: Setup, run: Run) -> Path:
         """The directory of a run's project and students at one budget."""
@@ -164,41 +155,23 @@ class Experiment:
         return self.out / f"{self.source.name}-{label}" / f"run-{run.number}"
 
     def _bought(self, setup: Setup, run: Run, specification: dict[str, Any]) -> Bought:
-        """Ask in the run's project until every public input was asked, or the budget refuses."""
+        """Ask every public input in the run's project, once: what was paid for comes back."""
         home = self._home(setup, run)
         home.mkdir(parents=True, exist_ok=True)
         owner, ledger = open_own_ledger(home / "terrine-data", run.teachers, setup)
         project = open_study(ledger, setup, specification)
         token = owner.token(ledger, Role.STUDENT, "reproduce", project.name)
-        inputs = self.pool
-        order = np.arange(len(inputs))
-        if project.affordable < len(inputs) and setup.mechanism != "noisy_votes":
-            order = asking_order(inputs, self.source.test.spec, run.number)
-        labels, outcomes = np.full(len(inputs), -1), np.full(len(inputs), "", dtype="U16")
-        counts, sigma = None, None
         with serving(owner.settings) as url, Client(url, token) as client:
-            for at in range(0, len(order), CHUNK):
-                rows = order[at : at + CHUNK]
-                try:
-                    answers = client.label(inputs[rows])
-                except BudgetExhausted:
-                    break
-                outcomes[rows], labels[rows] = answers.outcomes, answers.labels
-                if answers.noisy_counts is not None:
-                    if counts is None:
-                        counts = np.zeros((len(inputs), answers.noisy_counts.shape[1]), np.int64)
-                    counts[rows], sigma = answers.noisy_counts, answers.noise_sigma
-                if (answers.outcomes == "refused").any():
-                    break
+            answers = client.label(self.pool)
             budget, facts = client.budget(), client.project()
-        asked = np.flatnonzero((outcomes != "") & (outcomes != "refused"))
         self._say(
-            f"Run {run.number + 1}: {len(asked):,} of {len(inputs):,} inputs asked, "
+            f"Run {run.number + 1}: {len(self.pool):,} inputs asked, "
             f"ε spent {budget.epsilon_spent:.4f} of {budget.epsilon:g}."
         )
+        counts, sigma = answers.noisy_counts, answers.noise_sigma
         return Bought(
-            answers=make_answers(facts, labels, counts, sigma),
-            outcomes=dict(Counter(outcomes[asked].tolist())),
+            answers=make_answers(facts, answers.labels, counts, sigma),
+            outcomes=dict(Counter(answers.outcomes.tolist())),
             epsilon_spent=budget.epsilon_spent,
             rule=str(project.terms.rule),
         )
@@ -270,46 +243,21 @@ class Experiment:
         return float(self._once(file, about, vote)["plurality"])
 
     def _papers_epsilon(
-        self, setup: Setup, specification: dict[str, Any], bought: Bought, teachers: int
+        self, setup: Setup, specification: dict[str, Any], bought: Bought
     ) -> float | None:
         """ε of these answers by the accountant of the papers, for the worst case.
 
         Their curves, Mironov's conversion, and the order that is best afterwards; without the
         data-dependent reduction, which only private votes show.
         """
-        classes = len(self.source.private.classes)
-        mechanism = build_mechanism(specification, teachers=teachers, classes=classes)
-        events = mechanism.events()
-        tally = {
-            events[VoteOutcome(outcome)]: count
-            for outcome, count in bought.outcomes.items()
-            if VoteOutcome(outcome) in events
-        }
-        return papers_epsilon(tally, setup.delta)
-
-    def _data_dependent(self, setup: Setup, run: Run, bought: Bought) -> float | None:
-        """ε as P17 states it: of the votes themselves, by its Theorem 3. Of lnmax only.
-
-        A look at private votes, as `_plurality`. A student may not be told this figure.
-        """
-        if setup.mechanism != "lnmax":
-            return None
-        votes = Ensemble.load(run.teachers).votes(self.pool[bought.answers.known])
-        log_q = union_bound(votes, laplace_log_tails(GAMMA, int(votes.max(initial=0))))
-        return converted(lnmax_rdp(log_q, GAMMA, ORDERS).sum(axis=0), setup.delta)
+        if setup.mechanism == "neighbours":
+            return None  # the papers have no accounts
+        noise = GaussianNoisyCounts(specification["sigma"])
+        return papers_epsilon({noise: bought.outcomes["answered"]}, setup.delta)
 
     def _once(self, file: Path, about: dict[str, Any], make: Any) -> Any:
         """Return what the file holds if it is about the same settings and inputs, or make it."""
-        about = {**about, "public_inputs": self.public.source.sha256}
-        if file.exists():
-            kept = json.loads(file.read_bytes())
-            if kept["about"] == about:
-                return kept["found"]
-        found = make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"about": about, "found": found}, indent=2)
-        write_atomically(file, text.encode() + b"\n")
-        return found
+        return once(file, {**about, "public_inputs": self.public.source.sha256}, make)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)

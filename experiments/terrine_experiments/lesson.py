@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +16,7 @@ from terrine_experiments.sources import Source
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose
+from terrine_protocol.files import write_atomically
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +56,16 @@ class Lesson:
 
     def _tell(self, line: str) -> None:
         self.say(f"  {line}")
+
+
+def once(file: Path, about: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Return what the file holds if it is about the same, or make it and keep it there."""
+    if file.exists():
+        kept = json.loads(file.read_bytes())
+        if kept["about"] == about:
+            return kept["found"]
+    found = make()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"about": about, "found": found}, indent=2)
+    write_atomically(file, text.encode() + b"\n")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +82,7 @@ def open_own_ledger(data: Path, teachers: Path, setup: Setup) -> tuple[LocalOwne
     else:
         partial = directory.with_name(f"{ENSEMBLE}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(teachers, partial, copy_function=_link)
+        shutil.copytree(teachers, partial)
         partial.rename(directory)
     try:
         ledger.ensemble(ENSEMBLE)
@@ -111,11 +110,3 @@ def open_study(ledger: Ledger, setup: Setup, specification: Mapping[str, object]
             "delta": setup.delta,
         }
         return open_project(ledger, ProjectOpen.model_validate(request))
-
-
-def _link(source: str, target: str) -> None:
-    """The same file under another name, or a copy where there are no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

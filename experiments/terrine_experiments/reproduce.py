@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from terrine_experiments.papers import Name
 from terrine_server.cli.console import console, errors, fail
 
-if TYPE_CHECKING:
-    from terrine_experiments.sources import Source
-
-
-class Data(StrEnum):
-    """A data set of the papers."""
-
-    MNIST = "mnist"
-    FASHION = "fashion"
-    ADULT = "adult"
-    GLYPH = "glyph"
-
-
-class Protocol(StrEnum):
-    """What students are trained and tested on."""
-
-    FOLDS = "folds"
-    LAST = "last-1000"
-    REST = "rest"
-
-
-class MechanismChoice(StrEnum):
-    """How answers are sold."""
-
-    NOISY_VOTES = "noisy_votes"
-    CONFIDENT_GNMAX = "confident_gnmax"
-    LNMAX = "lnmax"
-    NEIGHBOURS = "neighbours"
-
-
-class TeacherChoice(StrEnum):
-    """Kind of teacher."""
-
-    HEADS = "heads"
-    FOREST = "forest"
-
-
 QUICK_TEACHERS = 40
-FORESTS = 250
-"""As many as the papers train on tables."""
 
 
 def reproduce(
-    data: Annotated[Data, typer.Argument(help="The data set.")],
+    data: Annotated[Name, typer.Argument(help="The data set.")],
     path: Annotated[
         Path,
         typer.Argument(
             metavar="DIR",
             help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "or adult.data and adult.test (also .gz); for glyph, what `make glyphs` writes.",
+            "adult.data and adult.test (also .gz), train_32x32.mat and test_32x32.mat of svhn, "
+            "diabetic_data.csv; for glyph, what `make glyphs` writes.",
         ),
     ],
     epsilon: Annotated[
@@ -72,16 +33,12 @@ def reproduce(
         float | None, typer.Option(help="Its δ. Default: the papers' for this data set.")
     ] = None,
     protocol: Annotated[
-        Protocol,
+        Literal["folds", "last-1000"],
         typer.Option(
             help="folds: every test input measures a student that has not seen it. last-1000: the "
-            "last 1,000 test inputs measure one that has seen all others, as in P18. rest: all "
-            "that were not asked measure one that has seen the first --queries, as in P17."
+            "last 1,000 test inputs measure one that has seen all others, as in P18."
         ),
-    ] = Protocol.FOLDS,
-    queries: Annotated[
-        int | None, typer.Option(min=10, help="For rest: test inputs that are asked. Default: 500.")
-    ] = None,
+    ] = "folds",
     runs: Annotated[
         int,
         typer.Option(
@@ -92,24 +49,13 @@ def reproduce(
         ),
     ] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
-    kind: Annotated[
-        TeacherChoice | None,
-        typer.Option(
-            help="heads, the default, or forest: the papers' choice on tables, which takes 250."
-        ),
-    ] = None,
     mechanism: Annotated[
-        MechanismChoice,
+        Literal["noisy_votes", "neighbours"],
         typer.Option(
-            help="noisy_votes: the counts of every public input once. confident_gnmax: labels, "
-            "until the budget refuses. lnmax: labels with Laplace noise, γ = 0.05, as in P17. "
-            "neighbours: the counts of every public input once, of records instead of teachers; "
-            "no server is asked."
+            help="noisy_votes: the counts of every public input once. neighbours: the same, of "
+            "records instead of teachers."
         ),
-    ] = MechanismChoice.NOISY_VOTES,
-    method: Annotated[
-        str | None, typer.Option(help="As for `terrine student train`. Default: auto.")
-    ] = None,
+    ] = "noisy_votes",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
@@ -133,37 +79,34 @@ def reproduce(
       make reproduce ARGS="mnist mnist/ --epsilon 0.6 --protocol last-1000 --runs 5"
 
       make reproduce ARGS="adult adult/ --epsilon 1"
-
-      make reproduce ARGS="adult adult/ --kind forest --method forest --protocol rest
-          --mechanism lnmax --epsilon 5.5"
     """
     from terrine_experiments.experiment import Experiment
     from terrine_experiments.neighbours import NEAR, NeighbourExperiment, near
-    from terrine_experiments.results import draw, keep, table
-    from terrine_experiments.setup import QUERIES, Setup
+    from terrine_experiments.pictures import draw
+    from terrine_experiments.results import keep, table
+    from terrine_experiments.setup import Setup
     from terrine_experiments.sources import load
     from terrine_server import logs
 
-    if queries is not None and protocol is not Protocol.REST:
-        fail("--queries is for --protocol rest; other protocols ask all that is public.")
-    if mechanism is MechanismChoice.NEIGHBOURS and (teachers or kind or data.value not in NEAR):
+    if mechanism == "neighbours" and (teachers or data not in NEAR):
         fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
     logs.configure("error")
-    source = _suited(load(data.value, path), teachers, kind, method, quick)
-    out = out or Path(f"reproduce-{data.value}")
+    source = load(data, path)
+    number = min(source.teachers, QUICK_TEACHERS) if quick else source.teachers
+    source = replace(source, teachers=teachers or number)
+    out = out or Path(f"reproduce-{data}")
     out.mkdir(parents=True, exist_ok=True)
     setups = [
         Setup(
-            protocol=protocol.value,
-            mechanism=mechanism.value,
+            protocol=protocol,
+            mechanism=mechanism,
             epsilon=budget,
             delta=source.delta if delta is None else delta,
             runs=runs,
-            queries=QUERIES if queries is None else queries,
         )
         for budget in epsilon or [0.3]
     ]
-    kind_of = NeighbourExperiment if mechanism is MechanismChoice.NEIGHBOURS else Experiment
+    kind_of = NeighbourExperiment if mechanism == "neighbours" else Experiment
     alike: dict[int, list[Setup]] = {}
     for setup in setups:
         same = 0 if kind_of is Experiment else near(source.name, setup.epsilon)
@@ -177,36 +120,10 @@ def reproduce(
     except KeyboardInterrupt:
         errors.print(f"Interrupted. Run the same command again to continue; see {out}.")
         raise typer.Exit(130) from None
-    picture = out / f"{source.name}-{protocol.value}.png"
+    picture = out / f"{source.name}-{protocol}.png"
     draw(keep(results, out), picture)
     for result in results:
         console.print(table(result))
     for warning in dict.fromkeys(text for each in results for text in each.warnings):
         console.print(f"[bold yellow]Note:[/] {warning}", soft_wrap=True, highlight=False)
     console.print(f"{out / 'results.json'}, {picture}", soft_wrap=True, highlight=False)
-
-
-def _suited(
-    source: Source,
-    teachers: int | None,
-    kind: TeacherChoice | None,
-    method: str | None,
-    quick: bool,
-) -> Source:
-    """Replace a data set's defaults by what was asked for."""
-    from terrine_models.students.models import Task, check_method
-    from terrine_models.teachers.kinds import Forests
-
-    importlib.import_module("terrine_experiments.students")  # registers its methods
-    training = source.training
-    if kind is TeacherChoice.FOREST:
-        source = replace(source, config=Forests(match_prior=False), teachers=FORESTS)
-    if method is not None:
-        training = replace(training, method=method)
-    try:
-        test = source.test
-        check_method(training.method, Task(test.inputs, test.spec, test.classes, test.encoding))
-    except ValueError as error:
-        fail(str(error))
-    number = teachers or (min(source.teachers, QUICK_TEACHERS) if quick else source.teachers)
-    return replace(source, training=training, teachers=number)

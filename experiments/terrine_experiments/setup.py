@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from terrine_experiments.sources import Source
 from terrine_models.features.maps import PublicData
-from terrine_server.planning.first_project import sigma_for_rows
 
-Protocol = Literal["folds", "last-1000", "rest"]
-Selling = Literal["noisy_votes", "confident_gnmax", "lnmax", "neighbours"]
+Protocol = Literal["folds", "last-1000"]
+Selling = Literal["noisy_votes", "neighbours"]
 Ints = NDArray[np.int64]
 
 LAST = 1000
 FOLDS = 5
-QUERIES = 500
-"""Of `rest`, unless said otherwise: as P17 asks on Adult."""
-GAMMA = 0.05
-"""Of lnmax, as in P17."""
-THRESHOLD = 0.8
-"""Of confident_gnmax, as a share of the teachers: as in `terrine demo`."""
-SIGMA1 = 0.2
-"""The same."""
-SIGMA2 = 0.15
-"""The same."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +28,11 @@ class Setup:
     epsilon: float
     delta: float
     runs: int
-    queries: int = QUERIES
 
     def label(self, kind: str, teachers: int) -> str:
         """A name for its directory: lower-case letters, digits, dots and hyphens."""
-        protocol = f"rest-of-{self.queries}" if self.protocol == "rest" else self.protocol
         which = f"{self.mechanism.replace('_', '-')}-{numbered(kind, teachers)}"
-        return f"{protocol}-{which}-epsilon-{self.epsilon:g}-delta-{self.delta:g}"
-
-    def specification(self, rows: int, teachers: int, classes: int) -> dict[str, Any]:
-        """The mechanism that is opened for `rows` public inputs. Raises ParameterError."""
-        if self.mechanism == "noisy_votes":
-            sigma = sigma_for_rows(rows, teachers, classes, self.epsilon, self.delta)
-            return {"name": "noisy_votes", "sigma": sigma}
-        if self.mechanism == "lnmax":
-            return {"name": "lnmax", "gamma": GAMMA}
-        return {
-            "name": "confident_gnmax",
-            "threshold": round(THRESHOLD * teachers),
-            "sigma1": SIGMA1 * teachers,
-            "sigma2": SIGMA2 * teachers,
-        }
+        return f"{self.protocol}-{which}-epsilon-{self.epsilon:g}-delta-{self.delta:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +50,9 @@ def numbered(kind: str, teachers: int) -> str:
     return str(teachers) if kind == "heads" else f"{kind}-{teachers}"
 
 
-def pool_size(protocol: Protocol, source: Source, queries: int = QUERIES) -> int:
+def pool_size(protocol: Protocol, source: Source) -> int:
     """How many of the first test inputs are public and may be asked."""
     rows = len(source.test)
-    if protocol == "rest":
-        return min(queries, rows // 2)
     return rows if protocol == "folds" else rows - min(LAST, rows // 10)
 
 
@@ -92,16 +63,15 @@ def public_part(source: Source) -> PublicData:
     return PublicData.declare(name, source.test.inputs[:pool])
 
 
-def parts(protocol: Protocol, source: Source, queries: int = QUERIES) -> list[Part]:
+def parts(protocol: Protocol, source: Source) -> list[Part]:
     """Return the students' parts.
 
     `folds`: the answers to all test inputs are bought in one study; each fold is judged by a
     student that has seen the inputs and answers of the other four. `last-1000`, as in P18: the
     student sees all of the test set but its last thousand, which measure it (of a smaller test set,
-    the last tenth). `rest`, as in P17: the student sees the first `queries` test inputs and the
-    answers to them; all others measure it.
+    the last tenth).
     """
-    rows, pool = np.arange(len(source.test)), pool_size(protocol, source, queries)
+    rows, pool = np.arange(len(source.test)), pool_size(protocol, source)
     if protocol != "folds":
         return [Part(rows[:pool], rows[pool:])]
     fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS

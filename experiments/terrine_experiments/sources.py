@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
-from terrine_models.data.arrays import DIGITS, DataError, Dataset, load_idx, load_npz
+from terrine_experiments.papers import Name
+from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.students.models import Training
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
-
-Name = Literal["mnist", "fashion", "adult", "glyph"]
 
 CLOTHES = (
     "T-shirt/top",
@@ -31,7 +37,7 @@ CLOTHES = (
     "Bag",
     "Ankle boot",
 )
-ADULT_COLUMNS = (
+ADULT_COLUMNS = [
     "age",
     "workclass",
     "fnlwgt",
@@ -47,7 +53,7 @@ ADULT_COLUMNS = (
     "hours-per-week",
     "native-country",
     "income",
-)
+]
 
 # SHA-256 of the public originals, unpacked, as mirrors pack them differently. The paper's Glyph is
 # not public; `make glyphs` draws data like it.
@@ -72,7 +78,9 @@ DIGESTS: dict[str, tuple[str, ...]] = {
 FILES: dict[str, tuple[str, ...]] = {
     "mnist": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
     "fashion": ("train-images", "train-labels", "t10k-images", "t10k-labels"),
+    "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "adult": ("adult.data", "adult.test"),
+    "diabetes": ("diabetic_data.csv",),
     "glyph": (PRIVATE, PUBLIC),
 }
 """How the names of a data set's files begin."""
@@ -81,6 +89,8 @@ UNCOMPARED = {
         "The paper's data are not public: these are drawn with other fonts and characters, so its "
         "figures are of a task that is alike, not the same."
     ),
+    "svhn": "The digests of these files are not known here, so they were not compared.",
+    "diabetes": "The digest of this file is not known here, so it was not compared.",
 }
 """What is noted with results of data that have no known digests."""
 FEWEST = 50
@@ -173,12 +183,59 @@ def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset,
 
 
 def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
-    from terrine_models.tables.loading import load_table
-    from terrine_models.tables.roles import propose_schema
-
     train, test = found
-    schema = propose_schema(test, label="income", columns=list(ADULT_COLUMNS)).schema
+    schema = propose_schema(test, label="income", columns=ADULT_COLUMNS).schema
     return load_table(train, schema), load_table(test, schema)
+
+
+UNREADABLE = (
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    MatReadError,
+    zlib.error,
+)
+"""What scipy raises for files that are none of MATLAB's."""
+
+
+def _svhn(found: list[Path]) -> tuple[Dataset, Dataset]:
+    """House numbers in MATLAB's format: X [32, 32, 3, N], y [N, 1], where 10 stands for 0."""
+    spec = InputSpec(shape=(32, 32, 3), dtype="uint8", low=0, high=255)
+    both = []
+    for path in found:
+        try:
+            archive = loadmat(path, variable_names=["X", "y"])
+            pictures, labels = archive["X"], archive["y"].ravel().astype(np.int64) % 10
+        except UNREADABLE as error:
+            raise DataError(f"{path} does not hold X and y, as SVHN's files do: {error}.") from None
+        inputs = np.ascontiguousarray(np.moveaxis(pictures, -1, 0))
+        both.append(Dataset(inputs, labels, DIGITS, spec, name=path.name))
+    return both[0], both[1]
+
+
+def _diabetes(found: list[Path]) -> tuple[Dataset, Dataset]:
+    """Stays in hospital, and whether the patient came back within 30 days.
+
+    Those of every tenth patient are the test set; the numbers of patients and stays are left out.
+    """
+    heads, *rows = csv.reader(read(found[0], None).decode("utf-8", "replace").splitlines())
+    wanted = ("patient_nbr", "encounter_id", "readmitted")
+    if not set(wanted) <= set(heads):
+        raise DataError(f"{found[0]} lacks a column of {', '.join(wanted)}.")
+    patient, label = heads.index("patient_nbr"), heads.index("readmitted")
+    with TemporaryDirectory() as directory:
+        parts = [Path(directory) / name for name in ("train.csv", "test.csv")]
+        for part, of_test in zip(parts, (False, True), strict=True):
+            own = [row for row in rows if (int(row[patient]) % 10 == 0) == of_test]
+            for row in own:
+                row[label] = "soon" if row[label] == "<30" else "later"
+            with part.open("w", newline="") as file:
+                csv.writer(file).writerows([heads, *own])
+        ignored = ["patient_nbr", "encounter_id"]
+        schema = propose_schema(parts[1], label="readmitted", ignore=ignored).schema
+        return load_table(parts[0], schema), load_table(parts[1], schema)
 
 
 def _glyph(found: list[Path]) -> tuple[Dataset, Dataset]:
@@ -194,7 +251,9 @@ def _glyph(found: list[Path]) -> tuple[Dataset, Dataset]:
 RECIPES: Mapping[str, _Recipe] = {
     "mnist": _Recipe("MNIST", _idx, 1e-5, 2000),
     "fashion": _Recipe("Fashion-MNIST", lambda found: _idx(found, CLOTHES), 1e-5, 500),
+    "svhn": _Recipe("SVHN", _svhn, 1e-6, 500),
     "adult": _Recipe("Adult", _adult, 1e-5, 1000),
+    "diabetes": _Recipe("Diabetes", _diabetes, 1e-5, 1000),
     "glyph": _Recipe("Glyph", _glyph, 1e-8, 4000, Heads(augmentations=0)),
 }
 

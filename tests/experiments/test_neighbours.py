@@ -1,4 +1,4 @@
-"""Neighbours in an experiment: public rows choose the terms, and accounts bound every record."""
+"""Neighbours in an experiment, through the service: public rows choose the noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from terrine_experiments.experiment import Run
 from terrine_experiments.neighbours import NEAR, NeighbourExperiment, near
 from terrine_experiments.setup import Setup
 from terrine_experiments.sources import RECIPES, Source
@@ -35,20 +34,16 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     return Source("mnist", "Digits", private, test, 1e-5, 10, Heads(), Training(), ())
 
 
-def test_public_rows_choose_the_terms_and_accounts_bound_every_record(
+def test_every_public_input_is_asked_once_and_public_rows_alone_choose_the_noise(
     source: Source, tmp_path: Path
 ) -> None:
     experiment = NeighbourExperiment(source, [SETUP], tmp_path, Console(quiet=True))
-    run = Run(0, experiment.directory(0), experiment._manifest(0))
-    terms = experiment.forecast(SETUP)
-    assert terms.allowance.queries == 400
-    assert 0 < terms.votes < 80
-    bought = experiment._bought(SETUP, run, {})
-    shares = bought.answers.shares
-    assert shares.shape == (400, 10)
-    again = experiment._bought(SETUP, run, {}).answers.shares
-    assert np.array_equal(shares, again), "what was released once is looked up"
-    assert experiment._plurality(run, np.arange(400)) > 0.9
+    (found,) = experiment.run()
+    assert found.mechanism["queries"] == found.answers == found.tested == 400
+    assert 0.99 < found.epsilon_spent <= 1
+    assert found.papers_epsilon is None, "the papers have no accounts"
+    assert found.plurality[0] > 0.9
+    assert found.mean > 0.6
 
     random = np.random.default_rng(0)
     others = replace(
@@ -58,8 +53,7 @@ def test_public_rows_choose_the_terms_and_accounts_bound_every_record(
     )
     changed = replace(source, private=others)
     other = NeighbourExperiment(changed, [SETUP], tmp_path / "other", Console(quiet=True))
-    other._manifest(0)
-    assert other.forecast(SETUP) == terms, "it is public"
+    assert other._specification(SETUP, other._manifest(0)) == found.mechanism, "it is public"
 
 
 def test_how_many_are_near_follows_from_the_budget(source: Source) -> None:

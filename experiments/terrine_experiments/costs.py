@@ -1,0 +1,183 @@
+"""What answers cost: by the papers' own rules, as the ledger enforces it, and as one may publish.
+
+A *data-dependent* ε is a function of private votes: showing it reveals something, and it promises
+nothing for other data. *Sanitised*, it is published at the end, with noise scaled to its smooth
+sensitivity. What is *enforced* follows from the public transcript, so a service may refuse by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri
+
+from terrine_experiments.papers import Selective
+from terrine_experiments.papers_accountant import ORDERS
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import (
+    BoundRelease,
+    CostEvent,
+    Mechanism,
+    ParameterError,
+    Rule,
+    VoteOutcome,
+    cap,
+    cap_order,
+    epsilon_from_rdp,
+)
+from terrine_server.privacy.parameters import MAX_EPSILON
+from terrine_server.privacy.published import (
+    Meter,
+    gnmax_rdp,
+    gnss_rdp,
+    lnmax_rdp,
+    union_bound,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MOMENTS = np.arange(2, 10, dtype=np.float64)
+"""The orders of P17, which tracks eight moments."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaperCost:
+    """What each query is expected to cost at each of `orders`, with continuous noise, [B, A].
+
+    `passed` [B]: how likely each is answered.
+    """
+
+    orders: Floats
+    test: Floats
+    answer: Floats
+    passed: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Of all queries, at each order [A]."""
+        total: Floats = (self.test + self.answer).sum(axis=0)
+        return total
+
+    def epsilon(self, delta: float, *, of: Floats | None = None) -> float:
+        """ε of all of them, by Mironov's conversion at the order that is best; or `of` a sum."""
+        total = self.total if of is None else of
+        return float(np.min(total + math.log(1 / delta) / (self.orders - 1)))
+
+    def running(self, delta: float) -> Floats:
+        """ε [B] after each query."""
+        total = np.cumsum(self.test + self.answer, axis=0)
+        found: Floats = np.min(total + math.log(1 / delta) / (self.orders - 1), axis=1)
+        return found
+
+
+def lnmax_cost(votes: Ints, gamma: float, orders: Floats = ORDERS) -> PaperCost:
+    """P17's Lemma 4 and Theorem 3 for the noisy maximum with Laplace noise."""
+    x = gamma * (votes.max(axis=1, keepdims=True) - votes)
+    terms = np.log((2 + x) / 4) - x
+    terms[np.arange(len(votes)), votes.argmax(axis=1)] = -np.inf
+    log_q = np.minimum(np.logaddexp.reduce(terms, axis=1), math.log(0.9))
+    cost = lnmax_rdp(log_q, gamma, orders)
+    return PaperCost(orders, np.zeros_like(cost), cost, np.ones(len(votes)))
+
+
+def gnmax_cost(votes: Ints, sigma: float, orders: Floats = ORDERS) -> PaperCost:
+    """P18's Proposition 7 and Theorem 6 for the noisy maximum with Gaussian noise."""
+    gaps = np.arange(votes.max(initial=0) + 1)
+    log_q = union_bound(votes, log_ndtr(-gaps / (math.sqrt(2) * sigma)))
+    cost = gnmax_rdp(log_q, sigma, orders)
+    return PaperCost(orders, np.zeros_like(cost), cost, np.ones(len(votes)))
+
+
+def selective_cost(
+    votes: Ints, row: Selective, baselines: Ints | None = None, orders: Floats = ORDERS
+) -> PaperCost:
+    """P18's bound for the test of all queries, and for the maximum of those that pass it."""
+    tested = (votes if baselines is None else votes - baselines).max(axis=1)
+    margin = (tested - row.threshold) / row.sigma1
+    least = np.minimum(log_ndtr(margin), log_ndtr(-margin))
+    passed = np.exp(log_ndtr(margin))
+    answer = gnmax_cost(votes, row.sigma2, orders).answer
+    test = gnmax_rdp(least, math.sqrt(2) * row.sigma1, orders)
+    return PaperCost(orders, test, passed[:, None] * answer, passed)
+
+
+def claimed_gnss_rdp(order: float, beta: float, sigma: float) -> float:
+    """P18's price of sanitising (Theorem 23): too low for its own parameters; see `gnss_rdp`."""
+    spread = order * beta - math.log(1 - 2 * order * beta) / 2
+    return order * math.exp(2 * beta) / sigma**2 + spread / (order - 1)
+
+
+def sanitised_as_stated(row: Selective, cost: PaperCost, delta: float) -> tuple[float, float]:
+    """ε of P18's Table 2 for these votes, with its price of sanitising and with the one that holds.
+
+    `cost`: at the row's order alone.
+    """
+    at = float(cost.total[0]) + math.log(1 / delta) / (row.order - 1)
+    terms = (row.order, row.beta, row.sigma_ss)
+    return at + claimed_gnss_rdp(*terms), at + gnss_rdp(*terms)
+
+
+Sold = tuple[Mechanism, Mapping[VoteOutcome, int]]
+"""A mechanism, and how many queries had each outcome."""
+
+
+def enforced(*sold: Sold, delta: float) -> float | None:
+    """The least ε of a project that sells these outcomes, refusals included; None above 100.
+
+    Of several projects, that of the cap of their common ensemble. Price lists are the best that the
+    product offers if the share of answers was foreseen.
+    """
+
+    def pays(epsilon: float) -> bool:
+        rule = Rule("rdp", cap_order(epsilon, delta))
+        together = 0
+        for mechanism, outcomes in sold:
+            total = sum(outcomes.values())
+            rate = max(0.05, round(outcomes.get(VoteOutcome.ANSWERED, 0) / total, 1))
+            try:
+                terms = choose(mechanism, epsilon, delta, cap_rule=rule, pass_rate=rate).terms
+            except ParameterError:
+                return False
+            prices = [(terms.price(outcome), count) for outcome, count in outcomes.items()]
+            spent = sum(price.cost * count for price, count in prices)
+            spent += terms.worst.cost - min(price.cost for price, _ in prices)
+            if spent > terms.budget or terms.worst.delta * total > terms.delta_budget:
+                return False
+            together += sum(price.cap_cost * count for price, count in prices)
+        return len(sold) == 1 or together <= cap(epsilon, delta, rule.order).budget
+
+    low, high = 1e-3, MAX_EPSILON
+    if not pays(high):
+        return None
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def publishable(
+    events: Mapping[VoteOutcome, CostEvent],
+    charged: Mapping[VoteOutcome, Ints],
+    published: tuple[float, float, float],
+    delta: float,
+) -> float:
+    """ε of a run that publishes its spend once, at the end: the median figure and its own price.
+
+    `charged`: the votes of the queries with each outcome. `published`: order, β and σ. A figure
+    below the spend takes a tenth of δ.
+    """
+    order, beta, sigma = published
+    release = BoundRelease(order, beta, sigma, z=float(-ndtri(delta / 10)))
+    answered = charged[VoteOutcome.ANSWERED]
+    teachers, classes = int(answered[0].sum()), answered.shape[1]
+    meter = Meter(events, teachers=teachers, classes=classes, order=order)
+    tally = np.zeros(meter.size, np.int64)
+    for outcome, votes in charged.items():
+        np.add.at(tally, np.array(meter.places(outcome, votes), np.int64).ravel(), 1)
+    spend = meter.spend(tally, beta)
+    figure = spend.cost + spend.smooth_sensitivity * sigma * release.z
+    return epsilon_from_rdp([figure + release.cost], [order], delta - release.failure)
