@@ -2,9 +2,9 @@
 
     python benchmarks/answer_prices.py
 
-All prices are worst case and proven. Gaussian noise: counts as `noisy_votes` is priced where the cap
-adds up in Gaussian DP, the answer as `terrine project open` prices `gnmax` where it adds up in Rényi
-DP. Laplace noise: counts as the 2017 paper charges them (pure 2γ-DP, at the best Rényi order), and as
+All prices are worst case. Gaussian noise: counts as `noisy_votes` is priced where the cap adds up
+in Gaussian DP, the answer as `terrine project open` prices `gnmax` where it adds up in Rényi DP.
+Laplace noise: counts as the 2017 paper charges them (pure 2γ-DP, at the best Rényi order), and as
 `immutable` without extra votes is charged; the answer as `lnmax` is; and `gnmax` as wide beside it.
 """
 
