@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import io
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -35,17 +32,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from end_to_end import SERVE, served
-from support.data import DigitsEnsemble, train_digits
-from support.databases import SECRET_KEY
-from support.servers import installed
-from terrine_protocol import ProjectOpen, Role, TokenCreate
-from terrine_server.ledger import Ledger
+from serving import Service, install
+from support.clients import npy, npz
+from support.data import train_digits
 from terrine_server.owner.checkpoints import make_checkpoint_key
-from terrine_server.owner.operations import open_project
-from terrine_server.owner.sign_in import Tokens
 
 ATTACK_SECONDS = 120
 """Seconds after which an attacker ends by itself."""
@@ -61,40 +51,50 @@ STRANGERS = {
     "other pages": ("/problems", "/readyz", "/problems/internal", "/admin/sign-in"),
 }
 """What strangers ask for: it takes no token."""
-PROJECT = {"ensemble": "digits", "epsilon": 5.0, "delta": 1e-5}
 CHEAP = {"name": "gnmax", "sigma": 100.0}
+Attack = tuple[Callable[..., None], Any]
+"""A function that runs until it is ended, and what it is given beside the port."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """A server, its callers' requests, and who attacks it how: a function, and what it is given."""
-
-    port: int
-    ask: Callable[[], Callable[[], bytes]]
-    """Makes an honest caller: returns a new request each time."""
-    attacks: dict[str, tuple[Callable[..., None], Any]]
-
-
-def request(method: str, path: str, body: bytes, **headers: str) -> bytes:
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def strangers(count: int, *paths: str) -> list[bytes]:
-    return [request("GET", paths[number % len(paths)], b"") for number in range(count)]
+def label(service: Service, project: str, kind: str, body: bytes) -> bytes:
+    """A request of a new token, which has an allowance of requests in a minute of its own."""
+    bearer = f"Bearer {service.token(project=project)}"
+    form = f"application/{kind}"
+    return request("POST", "/label", body, Authorization=bearer, Content_Type=form)
 
 
-def packed(**arrays: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    return file.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
+def attacks_on(service: Service) -> dict[str, Attack]:
+    """Who attacks how. They have one project, the honest student another."""
+    largest = np.zeros((4096, 8, 8))
+    largest[-1, -1, -1] = 99  # is refused after all the rest was looked at
+    text = largest.astype(np.uint8).tolist()
+    sent = {
+        "npz that unpack to 63 MiB": ("x-npz", npz(inputs=np.zeros((63 << 14, 8, 8), np.uint8))),
+        "npz of the largest batch": ("x-npz", npz(inputs=largest)),
+        "npy of the largest batch": ("x-npy", npy(largest)),
+        "JSON of the largest batch": ("json", f'{{"inputs":{text}}}'.replace(" ", "").encode()),
+    }
+    made = {name: label(service, "greedy", *each) for name, each in sent.items()}
+    whole = made["npy of the largest batch"]
+    found: dict[str, Attack] = {
+        name: (repeat, [each] * SENDING_CONNECTIONS) for name, each in made.items()
+    }
+    found |= {
+        "half-sent heads": (hold, whole[:40]),
+        "half-sent bodies": (hold, whole[:60_000]),
+        "idle connections": (hold, b""),
+    }
+    for what, paths in STRANGERS.items():
+        for count in (8, 32):
+            asked = [request("GET", paths[number % len(paths)]) for number in range(count)]
+            found[f"{count} strangers who ask for {what}"] = (repeat, asked)
+    return found
 
 
 def exchange(connection: socket.socket, sent: bytes) -> int:
@@ -193,83 +193,22 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
     attack(port, given)
 
 
-# Servers
-
-
-@contextmanager
-def service(home: Path, ensemble: DigitsEnsemble) -> Iterator[Target]:
-    url = f"sqlite:///{home / 'terrine.sqlite'}"
-    settings, engine = installed(home / "data", url, ensemble)
-    make_checkpoint_key(settings.checkpoint_key_path)
-    ledger = Ledger(engine, SECRET_KEY)
-    for name in ("honest", "greedy"):
-        terms = {"name": name, "mechanism": CHEAP, **PROJECT, "ensemble": ensemble.manifest.name}
-        open_project(ledger, ProjectOpen.model_validate(terms))
-
-    def bearer(project: str) -> str:
-        made = TokenCreate(role=Role.STUDENT, project=project)
-        return f"Bearer {Tokens(ledger, SECRET_KEY).create(made).token}"
-
-    def student() -> Callable[[], bytes]:
-        token = bearer("honest")  # each has its own allowance of requests in a minute
-        body = packed(inputs=ensemble.public[:2])
-        sent = request(
-            "POST", "/label", body, Authorization=token, Content_Type="application/x-npz"
-        )
-        return lambda: sent
-
-    def label(kind: str, body: bytes) -> bytes:
-        more = {"Authorization": bearer("greedy"), "Content_Type": f"application/{kind}"}
-        return request("POST", "/label", body, **more)
-
-    largest = np.zeros((4096, 8, 8))
-    largest[-1, -1, -1] = 99  # is refused after all the rest was looked at
-    text = largest.astype(np.uint8).tolist()
-    json = f'{{"inputs":{text}}}'.replace(" ", "").encode()
-    whole = label("x-npy", npy(largest))
-    with served(SERVE, settings) as served_at:
-        port = urlsplit(served_at).port or 80
-        yield Target(
-            port,
-            student,
-            {
-                "npz that unpack to 63 MiB": (
-                    repeat,
-                    [label("x-npz", packed(inputs=np.zeros((63 << 14, 8, 8), np.uint8)))]
-                    * SENDING_CONNECTIONS,
-                ),
-                "npz of the largest batch": (
-                    repeat,
-                    [label("x-npz", packed(inputs=largest))] * SENDING_CONNECTIONS,
-                ),
-                "npy of the largest batch": (repeat, [whole] * SENDING_CONNECTIONS),
-                "JSON of the largest batch": (repeat, [label("json", json)] * SENDING_CONNECTIONS),
-                "half-sent heads": (hold, whole[:40]),
-                "half-sent bodies": (hold, whole[:60_000]),
-                "idle connections": (hold, b""),
-                **{
-                    f"{count} strangers who ask for {what}": (repeat, strangers(count, *paths))
-                    for what, paths in STRANGERS.items()
-                    for count in (8, 32)
-                },
-            },
-        )
-    engine.dispose()
-
-
 # Measuring
 
 
-def latencies(target: Target, requests: int) -> list[float]:
-    """Milliseconds of requests on one connection, which is opened anew where it was closed."""
-    ask, took = target.ask(), list[float]()
+def latencies(port: int, service: Service, requests: int) -> tuple[float, float]:
+    """Median and 99th percentile of milliseconds of an honest student's requests.
+
+    They are sent on one connection, which is opened anew where it was closed.
+    """
+    sent, took = label(service, "honest", "x-npy", npy(service.ensemble.public[:2])), list[float]()
     connection: socket.socket | None = None
     failed = 0
     while len(took) < requests:
-        sent, began = ask(), time.perf_counter()
+        began = time.perf_counter()
         try:
             if connection is None:
-                connection = socket.create_connection(("127.0.0.1", target.port), 60)
+                connection = socket.create_connection(("127.0.0.1", port), 60)
             if exchange(connection, sent) not in (200, 204):
                 failed += 1
         except (OSError, http.client.HTTPException):
@@ -280,7 +219,7 @@ def latencies(target: Target, requests: int) -> list[float]:
         connection.close()
     if failed:
         print(f"    {failed} of {requests} were not answered")
-    return took
+    return quantiles(took)
 
 
 def quantiles(took: Sequence[float]) -> tuple[float, float]:
@@ -296,16 +235,16 @@ def computation() -> float:
     return time_taken
 
 
-def measure(target: Target, rounds: int, requests: int, only: str) -> None:
-    attacks = {name: what for name, what in target.attacks.items() if only in name}
-    attacks = {"a busy process": (busy, None), **attacks}
+def measure(port: int, service: Service, rounds: int, requests: int, only: str) -> None:
+    attacks: dict[str, Attack] = {"a busy process": (busy, None)}
+    attacks |= {name: what for name, what in attacks_on(service).items() if only in name}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("alone", *attacks)}
-    latencies(target, 20)
+    latencies(port, service, 20)
     for _ in range(rounds):
-        found["alone"].append(quantiles(latencies(target, requests)))
+        found["alone"].append(latencies(port, service, requests))
         for name, (attack, given) in attacks.items():
-            with attacking(attack, target.port, given):
-                found[name].append(quantiles(latencies(target, requests)))
+            with attacking(attack, port, given):
+                found[name].append(latencies(port, service, requests))
     print("2 rows: milliseconds, and times as long as alone in the same round")
     first = found["alone"]
     for name, each in found.items():
@@ -326,10 +265,15 @@ def main() -> None:
     idle = quantiles([computation() for _ in range(options.requests)])
     print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
-    with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        target = stack.enter_context(service(home, train_digits(home / "digits")))
-        measure(target, options.rounds, options.requests, options.only)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        service = install(home, train_digits(home / "digits"))
+        make_checkpoint_key(service.settings.checkpoint_key_path)
+        for name in ("honest", "greedy"):
+            service.open_project(name, CHEAP)
+        with service.serve() as url:
+            port = urlsplit(url).port or 80
+            measure(port, service, options.rounds, options.requests, options.only)
 
 
 if __name__ == "__main__":

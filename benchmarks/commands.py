@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from terrine_protocol.tables.encoders import ENCODERS
 
+SERVE = (sys.executable, "-m", "terrine_server", "serve")
 READY_SECONDS = 120
 COMMAND_SECONDS = 1200
 DECLINED = 1
@@ -59,26 +60,8 @@ class Opened:
     @contextmanager
     def serve(self) -> Iterator[None]:
         """Serve it. Raises CommandError where the service does not start."""
-        log = self.place / f"{self.data}.log"
-        with log.open("wb") as file:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "terrine_server", "serve"],
-                cwd=self.place,
-                env=_environment(self.variables),
-                stdout=file,
-                stderr=file,
-            )
-            try:
-                until = time.monotonic() + READY_SECONDS
-                while not _is_ready(self.url):
-                    if server.poll() is not None or time.monotonic() > until:
-                        said = log.read_text()[-2000:]
-                        raise CommandError(f"terrine serve was not ready:\n{said}")
-                    time.sleep(0.2)
-                yield
-            finally:
-                server.terminate()
-                server.wait()
+        with served(self.place / f"{self.data}.log", self.url, self.variables):
+            yield
 
     def train_student(self) -> float:
         """Train a student of what is served, and return the seconds that it took."""
@@ -111,7 +94,7 @@ class Refused:
 def open_project(private: Path, *options: str, data: str = "data") -> Opened | Refused:
     """Run `terrine quickstart` on a file, in its directory. Raises CommandError."""
     place = private.parent
-    variables = {"TERRINE_DATA_DIR": str(place / data), "TERRINE_PORT": str(_free_port())}
+    variables = {"TERRINE_DATA_DIR": str(place / data), "TERRINE_PORT": str(free_port())}
     began = time.monotonic()
     done = run(place, variables, "quickstart", private.name, *options, "--yes")
     seconds = time.monotonic() - began
@@ -123,6 +106,30 @@ def open_project(private: Path, *options: str, data: str = "data") -> Opened | R
         raise CommandError(f"quickstart told no student's command:\n{said}")
     train = tuple(shlex.split(line[3]))
     return Opened(place, data, variables, said, seconds, line[1], line[2], train)
+
+
+@contextmanager
+def served(
+    log: Path, url: str, variables: dict[str, str], command: Sequence[str] = SERVE
+) -> Iterator[None]:
+    """Run a server in a separate process, at an address that the variables tell it.
+
+    Raises CommandError where it is not ready in time.
+    """
+    with log.open("wb") as file:
+        server = subprocess.Popen(
+            command, cwd=log.parent, env=_environment(variables), stdout=file, stderr=file
+        )
+        try:
+            until = time.monotonic() + READY_SECONDS
+            while not _is_ready(url):
+                if server.poll() is not None or time.monotonic() > until:
+                    raise CommandError(f"the server was not ready:\n{log.read_text()[-2000:]}")
+                time.sleep(0.2)
+            yield
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def run(place: Path, variables: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +164,7 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
     return {**kept, "COLUMNS": "400", "NO_COLOR": "1", **variables}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

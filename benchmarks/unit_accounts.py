@@ -1,10 +1,9 @@
-"""What accounts of every person cost: time of a charge, and growth of the database, on both.
+"""What accounts of every person cost: time of a charge, and PostgreSQL's write-ahead log.
 
 A project of `neighbours` and, as its peer, one of `noisy_votes` with the same number of classes are
 asked the same number of new queries, so many in a request, through the pipeline of the service.
 Votes are drawn at random and take no time to speak of. What a charge takes beside its peer's is
-the reading, the casting and the writing of all accounts. Growth is measured and scaled to 100,000
-queries; accounts are rewritten in place, and PostgreSQL's dead copies go at the next VACUUM.
+the reading, the casting and the writing of all accounts, which are rewritten in place.
 
     python benchmarks/unit_accounts.py [--units 60000] [--queries 3000] [--together 100]
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,21 +21,22 @@ from statistics import median
 import numpy as np
 from sqlalchemy import text
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.databases import SECRET_KEY, migrated, running_postgres
+from support.ledgers import register
 from terrine_models.teachers.neighbours import ShadowPoints
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import Neighbourhood, Voters
-from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect, upgrade
+from terrine_server.ledger import EnsembleRecord, Ledger, NewProject, connect
 from terrine_server.metrics import Metrics
-from terrine_server.privacy import Units, build_mechanism, cap, quote
+from terrine_server.privacy import Units, build_mechanism, quote
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
-from support.databases import running_postgres
-
-KEY = b"k" * 32
 CLASSES = 10
 WIDTH = 16
+LOGGED = "SELECT pg_current_wal_lsn() - '0/0'"
+LENGTH = "SELECT octet_length(accounts) FROM unit_accounts"
 
 
 @dataclass
@@ -84,13 +83,11 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=3000)
     parser.add_argument("--together", type=int, default=100, help="queries in a request")
     options = parser.parse_args()
-    sizes = options.units, options.queries, options.together
-    print(f"{options.units:,} units, {options.queries:,} queries, {options.together} in a request")
-    casting(options.units)
-    with tempfile.TemporaryDirectory() as directory:
-        measure("SQLite", f"sqlite:///{directory}/terrine.sqlite", sizes)
+    units, queries, together = options.units, options.queries, options.together
+    print(f"{units:,} units, {queries:,} queries, {together} in a request")
+    casting(units)
     with running_postgres() as server, server.database() as name:
-        measure("PostgreSQL", server.url(name), sizes)
+        measure(server.url(name), units, queries, together)
 
 
 def casting(units: int) -> None:
@@ -110,11 +107,9 @@ def casting(units: int) -> None:
         print(f"  casting a query, {title:>9}: {1000 * median(took):6.2f} ms of a processor")
 
 
-def measure(title: str, url: str, sizes: tuple[int, int, int]) -> None:
-    units, queries, together = sizes
-    engine = connect(url)
-    upgrade(engine, KEY)
-    ledger = Ledger(engine, KEY)
+def measure(url: str, units: int, queries: int, together: int) -> None:
+    written = []
+    ledger = Ledger(migrated(url), SECRET_KEY)
     for kind, mechanism in (
         ("heads", {"name": "noisy_votes", "sigma": 9000.0}),
         ("neighbours", {"name": "neighbours", "sigma": 272.0, "queries": queries}),
@@ -125,27 +120,25 @@ def measure(title: str, url: str, sizes: tuple[int, int, int]) -> None:
             classes=[str(digit) for digit in range(CLASSES)],
             teachers=units,
         )
-        digest = bytes([len(kind)]) * 32
-        ledger.register_ensemble(
-            kind, f"ensembles/{kind}", digest.hex(), facts, units, cap(9, 1e-5)
-        )
+        register(ledger, kind, 9.0, facts, units=units)
         built = build_mechanism(mechanism, teachers=units, classes=CLASSES)
         epsilon = 0.1 if kind == "neighbours" else 5.0
         ledger.open_project(NewProject(kind, kind, mechanism, quote(built, epsilon, 1e-6)))
         labeling = Labeling(ledger, Crowd(units), Metrics(), max_batch=10_000)
-        before, logged = size(url), log_position(url)
+        logged = number(url, LOGGED)
         started = time.process_time()
         took = ask(labeling, kind, queries, together)
         worked = (time.process_time() - started) / len(took)
-        grown = (size(url) - before) * 100_000 / queries
-        line = f"  {title}, {mechanism['name']:>11}: {1000 * median(took):6.1f} ms a request, "
-        line += f"{1000 * worked:6.1f} of them worked here, "
-        print(line + f"grows by {grown / 1e6:6.1f} MB in 100,000 queries", end="")
-        if logged is not None:
-            written = (log_position(url) or 0) - logged
-            print(f", {written * 100_000 / queries / 1e9:.2f} GB of write-ahead log", end="")
-        print()
-    print(f"    of it, accounts: {accounts_size(url)}")
+        written.append((number(url, LOGGED) - logged) / queries)
+        print(
+            f"  {mechanism['name']:>11}: {1000 * median(took):6.1f} ms a request, "
+            f"{1000 * worked:6.1f} of them worked here, "
+            f"{written[-1] / 1e4:.2f} GB of write-ahead log in 100,000 queries"
+        )
+    print(
+        f"  {written[1] / written[0]:.1f} times the log; "
+        f"a row of accounts has {number(url, LENGTH) / 1e3:.0f} kB"
+    )
 
 
 def ask(labeling: Labeling, project: str, queries: int, together: int) -> Sequence[float]:
@@ -158,41 +151,9 @@ def ask(labeling: Labeling, project: str, queries: int, together: int) -> Sequen
     return took
 
 
-def size(url: str) -> int:
-    """Bytes of the whole database, when what is dead has gone."""
-    engine = connect(url)
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        return Path(str(engine.url.database)).stat().st_size
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM FULL shadow_accounts"))
-        connection.execute(text("VACUUM FULL unit_accounts"))
-        return int(
-            connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one()
-        )
-
-
-def log_position(url: str) -> int | None:
-    engine = connect(url)
-    if engine.dialect.name == "sqlite":
-        return None
-    with engine.connect() as connection:
-        query = text("SELECT pg_current_wal_lsn() - '0/0'")
-        return int(connection.execute(query).scalar_one())
-
-
-def accounts_size(url: str) -> str:
-    engine = connect(url)
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            (length,) = connection.exec_driver_sql(
-                "SELECT length(accounts) FROM unit_accounts"
-            ).one()
-        return f"{length / 1e3:.0f} kB, rewritten in place"
-    query = text("SELECT pg_total_relation_size('unit_accounts')")
-    with engine.connect() as connection:
-        return f"{int(connection.execute(query).scalar_one()) / 1e3:.0f} kB after a VACUUM"
+def number(url: str, query: str) -> int:
+    with connect(url).connect() as connection:
+        return int(connection.execute(text(query)).scalar_one())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.sensitivity import Charged, secret_spend
+from support.reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
 from terrine_server.planning.opening import Consensus, Votes, choose, expected_answers
 from terrine_server.planning.plan import (

@@ -15,8 +15,8 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.costs import ORDERS
 from support.laws import laplace_pmf, noisy_max_law
+from support.reference.costs import ORDERS
 from support.wording import refuses
 from terrine_server.privacy import (
     Composition,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.costs import ORDERS, data_dependent_rdp
-from reference.sensitivity import Charged, secret_spend
+from support.reference.costs import ORDERS, data_dependent_rdp
+from support.reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
 from terrine_server.privacy import (
     GaussianNoisyMax,

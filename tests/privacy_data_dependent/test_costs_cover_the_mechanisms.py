@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
 from support.laws import (
     Law,
     gaussian_pmf,
@@ -20,6 +19,7 @@ from support.laws import (
     renyi,
     tail,
 )
+from support.reference.costs import data_dependent_rdp, gnmax_log_q, lnmax_log_q
 from terrine_server.privacy import (
     GaussianThreshold,
     StabilityTest,

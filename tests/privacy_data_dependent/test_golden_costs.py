@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from reference.costs import gnmax_log_q, lnmax_log_q
-from reference.local_sensitivity import NoisyMaxSensitivity, gaussian_curve
-from reference.sensitivity import smooth_sensitivity
 from support.laws import full_walk
+from support.reference.costs import gnmax_log_q, lnmax_log_q
+from support.reference.local_sensitivity import NoisyMaxSensitivity, gaussian_curve
+from support.reference.sensitivity import smooth_sensitivity
 from terrine_server.privacy.numbers import MARGIN, bit_rdp
 from terrine_server.privacy.published import (
     BoundRelease,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.costs import data_dependent_rdp
-from reference.sensitivity import Charged, secret_spend
 from support.laws import VoteGraph
+from support.reference.costs import data_dependent_rdp
+from support.reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
 from terrine_server.privacy import GaussianNoisyMax, ParameterError, VoteOutcome, build_mechanism
 from terrine_server.privacy.published import FLOOR, Meter

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reference.costs import data_dependent_rdp, gnmax_log_q
-from reference.local_sensitivity import (
+from support.laws import VoteGraph, full_walk, law, neighbours, renyi
+from support.reference.costs import data_dependent_rdp, gnmax_log_q
+from support.reference.local_sensitivity import (
     BitSensitivity,
     NoisyMaxSensitivity,
     gaussian_curve,
 )
-from reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
-from support.laws import VoteGraph, full_walk, law, neighbours, renyi
+from support.reference.sensitivity import Charged, noisy_max_sensitivity, secret_spend
 from terrine_server.privacy import GaussianNoisyMax, GaussianThreshold, LaplaceNoisyMax, rdp
 from terrine_server.privacy.published import bit_table, gnss_rdp, lnmax_rdp
 

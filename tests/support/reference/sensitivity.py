@@ -18,15 +18,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.costs import data_dependent_rdp
-from reference.local_sensitivity import (
+from support.reference.costs import data_dependent_rdp
+from support.reference.local_sensitivity import (
     BLOCK,
     BitSensitivity,
     NoisyMaxSensitivity,
     gaussian_curve,
     laplace_curve,
 )
-from reference.vote_paths import distinct_rows
+from support.reference.vote_paths import distinct_rows
 from terrine_server.privacy.events import (
     Composition,
     CostEvent,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
-from reference.vote_paths import levels_away, levels_towards
+from support.reference.vote_paths import levels_away, levels_towards
 from terrine_server.privacy.curves import rdp
 from terrine_server.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from terrine_server.privacy.numbers import Counts, Floats

@@ -1,1 +1,0 @@
-"""Reference implementations, with which benchmarks and tests compare the product."""

@@ -1,0 +1,1 @@
+"""Reference implementations, with which tests compare the product."""
