@@ -11,7 +11,7 @@ files are all that is read of it, so it is installed alone:
 `adult=DIR` and `mnist=DIR`: UCI's and MNIST's files, plain or packed; `fashion=DIR`: Fashion-MNIST
 (Debian's package dataset-fashion-mnist); `glyphs=DIR`: what `make glyphs` wrote; `debian=FILE`:
 what `apt-cache dumpavail` prints, for short descriptions of packages in the 16 largest sections but
-libs, libdevel and doc. Votes that were recorded, MNIST and Adult are otherwise looked for in
+libs, libdevel and doc. MNIST and Adult are otherwise looked for in
 TERRINE_SHARED_DATA, else in ../shared/data beside the repository.
 """
 
@@ -413,15 +413,6 @@ class Material:
     public: PublicData
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
-
-
-def recorded(name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Vote counts [N, m] of real teachers, and the true labels [N]."""
-    file = SHARED / f"{name}_votes.npz"
-    if not file.is_file():
-        raise SystemExit(f"{file} is missing. Set TERRINE_SHARED_DATA to where the votes are.")
-    with np.load(file) as archive:
-        return archive["counts"].astype(np.int64), archive["labels"].astype(np.int64)
 
 
 def pictures() -> Material:

@@ -21,7 +21,7 @@ def test_a_walk_gets_what_was_forecast_and_more_than_a_plain_model(
     tmp_path: Path, shared_data: Path
 ) -> None:
     out = tmp_path / "walk.jsonl"
-    given = ["--adult", str(shared_data / "adult"), "--seeds", "1", "--out", str(out)]
+    given = [f"adult={shared_data / 'adult'}", "--seeds", "1", "--out", str(out)]
     noise = os.environ | REPEATED
     subprocess.run([sys.executable, str(WALK), *given], check=True, cwd=tmp_path, env=noise)
     found = json.loads(out.read_text())
