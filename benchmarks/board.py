@@ -116,6 +116,8 @@ class Result:
     spent: tuple[float, float] = (0.0, 0.0)
     """ε and δ, in the method's own sense."""
     tested: int = 0
+    rarest: int = 0
+    """Tested rows of the rarest class."""
     accuracy: float | None = None
     balanced: float | None = None
     auc: float | None = None
@@ -261,6 +263,7 @@ def score(shares: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, Any]:
     said, two = shares.argmax(1), shares.shape[1] == 2
     return {
         "tested": len(labels),
+        "rarest": int(np.bincount(labels).min()),
         "accuracy": float((said == labels).mean()),
         "balanced": float(balanced_accuracy_score(labels, said)),
         "auc": float(roc_auc_score(labels, shares[:, 1] - shares[:, 0])) if two else None,
@@ -382,19 +385,20 @@ def summarize(results: Sequence[Result]) -> pd.DataFrame:
     """Means over seeds by data, ε, method and reading, and by how much each may be off.
 
     That is two standard errors of the tested rows, or half of what lies between seeds if that is
-    more. `main` is what methods are ranked by: the AUC of two classes, else the accuracy.
+    more. Of an AUC the standard error is at most that of a share of the rarer class (Birnbaum and
+    Klose, Ann. Math. Stat. 1957). `main` is what ranks: the AUC of two classes, else the accuracy.
     """
     frame = pd.DataFrame([asdict(each) for each in results]).fillna({"epsilon": NO_EPSILON})
-    numbers = ["accuracy", "balanced", "auc", "seconds", "tested"]
+    numbers = ["accuracy", "balanced", "auc", "seconds", "tested", "rarest"]
     frame[numbers] = frame[numbers].astype(float)
     frame["main"] = frame["auc"].fillna(frame["accuracy"])
     groups = frame.groupby(["data", "epsilon", "method", "reading"])
     means = groups[["accuracy", "balanced", "auc", "main", "seconds"]].mean()
-    for name in ("accuracy", "main"):
-        rows, between = groups["tested"].sum(), groups[name].agg(np.ptp) / 2
-        errors = 2 * (means[name] * (1 - means[name]) / rows) ** 0.5
-        means[f"{name}_off"] = np.maximum(errors, between)
-    return means.assign(failed=groups["failed"].first(), seeds=groups["seed"].nunique())
+    for name, rows in (("accuracy", "tested"), ("auc", "rarest")):
+        variance = means[name] * (1 - means[name]) / groups[rows].sum()
+        between = groups[name].agg(np.ptp) / 2
+        means[f"{name}_off"] = np.maximum(2 * variance**0.5, between)
+    return means.assign(failed=groups["failed"].first()).reset_index()
 
 
 def cell(row: Any) -> str:
@@ -402,55 +406,59 @@ def cell(row: Any) -> str:
     if np.isnan(row.accuracy):
         return str(row.failed).partition(":")[0]
     said = f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_off:.1f}; {100 * row.balanced:.1f}"
-    return said if np.isnan(row.auc) else f"{said}; {row.auc:.3f} ± {row.main_off:.3f}"
+    return said if np.isnan(row.auc) else f"{said}; {row.auc:.3f} ± {row.auc_off:.3f}"
 
 
-def standing(means: pd.DataFrame, data: str, epsilon: float) -> str:
-    """Say how the product does beside the best of the others, in our sense."""
-    here = means.loc[(data, epsilon)]["main"].dropna()
-    others = here[[method in PEERS and reading != "own" for method, reading in here.index]]
-    if others.empty or (PRODUCT, "both") not in here.index:
+def standing(means: pd.DataFrame) -> str:
+    """Say how the product does beside the best of the others, at one ε and in our sense."""
+    product = means[means["method"] == PRODUCT]["main"].dropna()
+    others = means[means["method"].isin(PEERS) & (means["reading"] != "own")].dropna(subset="main")
+    if product.empty or others.empty:
         return "–"
-    ahead = 100 * (here[PRODUCT, "both"] - others.max())
-    return f"{'first: ' if ahead >= 0 else ''}{ahead:+.1f}, {PEERS[others.idxmax()[0]].title}"
+    best = others.loc[others["main"].idxmax()]
+    ahead = 100 * (product.iloc[0] - best["main"])
+    return f"{'first: ' if ahead >= 0 else ''}{ahead:+.1f}, {PEERS[best['method']].title}"
 
 
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the generated part of the page: who is first, then a table for each set."""
     means = summarize(results)
-    epsilons = sorted({each.epsilon for each in results if each.epsilon is not None})
+    epsilons = [each for each in sorted(means["epsilon"].unique()) if each != NO_EPSILON]
     sets = list(dict.fromkeys(each.data for each in results))
     heads, rule = " | ".join(f"ε = {each:g}" for each in epsilons), "---|" * len(epsilons)
     yield from (f"| | {heads} |", f"|---|{rule}")
     for data in sets:
-        yield f"| {data} | {' | '.join(standing(means, data, each) for each in epsilons)} |"
+        own = means[means["data"] == data]
+        said = [standing(own[own["epsilon"] == each]) for each in epsilons]
+        yield f"| {data} | {' | '.join(said)} |"
     for data in sets:
+        own = means[means["data"] == data]
         delta = max(each.spent[1] for each in results if each.data == data)
-        without = [(data, NO_EPSILON, name, "both") for name in (PUBLIC_ALONE, NO_PRIVACY)]
-        plain = means[means.index.isin(without)].itertuples()
-        said = "; ".join(f"{row.Index[2]}: {cell(row)}" for row in plain)
-        yield from ("", f"### {data}", "", f"δ = {delta:g}. {said}.", "")
+        plain = own[own["epsilon"] == NO_EPSILON].itertuples()
+        without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
+        yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
         yield from (f"| | {heads} | processor |", f"|---|{rule}---|")
-        for method in (PRODUCT, *PEERS):
-            for reading in ("both", "ours", "own"):
-                keys = [(data, each, method, reading) for each in epsilons]
-                row = means.reindex(keys)
-                if row["seeds"].notna().any():
-                    product = means.reindex([(data, each, PRODUCT, "both") for each in epsilons])
-                    ratio = pd.Series(row["seconds"].to_numpy() / product["seconds"].to_numpy())
-                    took = f"{row['seconds'].median():.0f} s, × {ratio.median():.2g}"
-                    cells = ["" if np.isnan(r.seeds) else cell(r) for r in row.itertuples()]
-                    title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
-                    sense = ", *in its own sense*" if reading == "own" else ""
-                    yield f"| {title}{sense} | {' | '.join(cells)} | {took} |"
+        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
+        for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
+            rows = own[(own["method"] == method) & (own["reading"] == reading)]
+            if rows.empty:
+                continue
+            cells = {row.epsilon: cell(row) for row in rows.itertuples()}
+            ratio = (rows.set_index("epsilon")["seconds"] / seconds).median()
+            took = f"{rows['seconds'].median():.1f} s"
+            took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
+            title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
+            title += ", *in its own sense*" if reading == "own" else ""
+            yield f"| {title} | {' | '.join(cells.get(e, '') for e in epsilons)} | {took} |"
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw one panel for each set: AUC or accuracy against ε, in our sense."""
     from matplotlib.figure import Figure
 
-    means = summarize([each for each in results if each.epsilon and each.reading != "own"])
-    sets = list(means.index.unique("data"))
+    means = summarize([each for each in results if each.reading != "own"])
+    means = means[means["method"].isin([PRODUCT, *PEERS])].dropna(subset="main")
+    sets = list(dict.fromkeys(each.data for each in results))
     across = min(4, len(sets))
     down = math.ceil(len(sets) / across)
     figure = Figure(figsize=(3.2 * across, 2.8 * down + 0.9), layout="constrained")
@@ -459,15 +467,15 @@ def draw(results: Sequence[Result], path: Path) -> None:
         if data is None:
             panel.set_axis_off()
             continue
-        here = means.loc[data]
         for number, method in enumerate((PRODUCT, *PEERS)):
-            if method in here.index.get_level_values("method"):
-                own = here.xs(method, level="method")["main"].droplevel("reading").sort_index()
-                title = PEERS[method].title if method in PEERS else "Terrine"
-                width = 1.2 if method in PEERS else 3
-                (named[title],) = panel.plot(own.index, own, f"C{number}o-", linewidth=width)
-        measured = "accuracy" if here["auc"].isna().all() else "AUC"
-        panel.set(title=data, xscale="log", xlabel="ε", ylabel=measured)
+            own = means[(means["data"] == data) & (means["method"] == method)]
+            if not own.empty:
+                title, width = ("Terrine", 3.0) if method == PRODUCT else (PEERS[method].title, 1.2)
+                (named[title],) = panel.plot(
+                    own["epsilon"], own["main"], f"C{number}o-", linewidth=width, markersize=4
+                )
+        ranked = "AUC" if means[means["data"] == data]["auc"].notna().any() else "accuracy"
+        panel.set(title=data, xscale="log", xlabel="ε", ylabel=ranked)
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
 
