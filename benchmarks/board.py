@@ -423,21 +423,20 @@ def standing(means: pd.DataFrame) -> str:
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the generated part of the page: who is first, then a table for each set."""
     means = summarize(results)
-    epsilons = [each for each in sorted(means["epsilon"].unique()) if each != NO_EPSILON]
     sets = list(dict.fromkeys(each.data for each in results))
-    heads, rule = " | ".join(f"ε = {each:g}" for each in epsilons), "---|" * len(epsilons)
-    yield from (f"| | {heads} |", f"|---|{rule}")
+    yield from _head(EPSILONS)
     for data in sets:
         own = means[means["data"] == data]
-        said = [standing(own[own["epsilon"] == each]) for each in epsilons]
+        said = [standing(own[own["epsilon"] == each]) for each in EPSILONS]
         yield f"| {data} | {' | '.join(said)} |"
     for data in sets:
         own = means[means["data"] == data]
+        epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
         delta = max(each.spent[1] for each in results if each.data == data)
         plain = own[own["epsilon"] == NO_EPSILON].itertuples()
         without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
-        yield from (f"| | {heads} | processor |", f"|---|{rule}---|")
+        yield from _head(epsilons, "processor")
         seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
         for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
@@ -450,6 +449,12 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
             title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
             title += ", *in its own sense*" if reading == "own" else ""
             yield f"| {title} | {' | '.join(cells.get(e, '') for e in epsilons)} | {took} |"
+
+
+def _head(epsilons: Sequence[float], *others: str) -> Iterator[str]:
+    heads = ["", *(f"ε = {epsilon:g}" for epsilon in epsilons), *others]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

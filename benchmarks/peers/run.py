@@ -279,8 +279,11 @@ def synthetic_records(task: Task, settings: Settings) -> Floats:
     transformer.fit(domain)
     private = pd.DataFrame(np.column_stack([coded[0], task.private.labels]), columns=names)
     np.random.seed(task.seed)
-    kind = AIMSynthesizer if settings else MSTSynthesizer
-    made = kind(epsilon=task.epsilon, delta=task.delta, **settings)
+    made = (
+        AIMSynthesizer(epsilon=task.epsilon, delta=task.delta, max_model_size=AIM_MEGABYTES)
+        if settings["by"] == "AIM"
+        else MSTSynthesizer(epsilon=task.epsilon, delta=task.delta)
+    )
     made.fit(private, transformer=transformer)
     drawn = pd.DataFrame(made.sample(len(private)), columns=names).to_numpy(np.int64)
     x, y = drawn[:, :-1], drawn[:, -1]
@@ -397,8 +400,8 @@ METHODS: dict[str, tuple[Method, tuple[Settings, ...]]] = {
     ),
     "opacus-features": (opacus_features, _FEATURES),
     "opacus-network": (opacus_network, _NETWORK),
-    "synthetic-mst": (synthetic_records, ({},)),
-    "synthetic-aim": (synthetic_records, ({"max_model_size": AIM_MEGABYTES},)),
+    "synthetic-mst": (synthetic_records, ({"by": "MST"},)),
+    "synthetic-aim": (synthetic_records, ({"by": "AIM"},)),
     "plain-pate": (
         plain_pate,
         tuple(

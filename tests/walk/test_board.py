@@ -92,6 +92,7 @@ def test_what_failed_is_said_in_its_cell() -> None:
     assert cell(row) == "took more than 900 s"
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_said_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_peer_that_fails_is_said_and_the_others_go_on(
     assert capsys.readouterr().out == "", "what is known is not run again"
 
 
+@pytest.mark.slow
 def test_without_data_the_board_says_that_it_skips() -> None:
     done = subprocess.run([sys.executable, board.__file__], check=True, capture_output=True)
     holds(done.stdout.decode(), "Skipped")
