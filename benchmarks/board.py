@@ -95,7 +95,6 @@ PEERS: dict[str, Peer] = {
     "opacus-features": Peer("Opacus, DP-SGD on public features", ("table", "pictures", "texts")),
     "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
     "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
-    "synthetic-aim": Peer("smartnoise-synth, AIM and a model on it", ("table",), "synthetic"),
     "plain-pate": Peer(
         "PATE by hand, dp-accounting",
         ("table", "pictures", "texts"),
@@ -289,7 +288,7 @@ def run_product(made: Deal, epsilon: float) -> dict[str, Any]:
     return scores | {
         "seconds": spent,
         "spent": (epsilon, made.delta),
-        "settings": " ".join(way.split()[2:])[:80],
+        "settings": " ".join(way.split()[2:]).partition(":")[0],
     }
 
 
@@ -300,9 +299,12 @@ def _children_seconds() -> float:
 
 
 def run_peer(
-    name: str, made: Deal, dealt: Path, spent: tuple[float, float], seed: int, peers: Path
+    name: str, made: Deal, spent: tuple[float, float], seed: int, peers: Path, *, one_each: bool
 ) -> dict[str, Any]:
     """Run a method in its environment; what it says where it fails is what failed."""
+    dealt = made.files.pool.with_name(f"{'people' if one_each else 'rows'}-dealt.npz")
+    if not dealt.exists():
+        made.save(dealt, one_each=one_each)
     python = peers / PEERS[name].environment / "bin" / "python"
     out = dealt.with_name("said.npz")
     words = [python, HERE / "peers" / "run.py", name, dealt, "--out", out, "--seed", seed]
@@ -367,10 +369,10 @@ def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Itera
             readings: tuple[Reading, ...] = ("own", "ours")
             for reading in ("both",) if peer.replaces and not grouped else readings:
                 spent = spend(peer.replaces, reading, epsilon, made.delta)
-                dealt = made.files.pool.with_name(f"dealt-{reading == 'ours'}.npz")
+                one_each = grouped and reading == "ours"
                 yield (
                     Result(made.name, seed, epsilon, name, reading),
-                    partial(run_peer, name, made, dealt, spent, seed, peers),
+                    partial(run_peer, name, made, spent, seed, peers, one_each=one_each),
                 )
 
 
@@ -510,14 +512,12 @@ def main() -> None:
     if not given.data and not given.page:
         print("Skipped: no data was given. See the top of benchmarks/board.py.")
         return
-    sources = find_sources(given.data)
+    sources, peers = find_sources(given.data), given.peers.resolve()
     for seed in range(0 if given.page else given.seeds):
         for name, source in sources.items():
             with tempfile.TemporaryDirectory(prefix="board-") as place:
                 made = deal(name, source, seed, Path(place))
-                for one_each in (False, True):
-                    made.save(Path(place) / f"dealt-{one_each}.npz", one_each=one_each)
-                for begun, run in runs(made, seed, given.epsilon or EPSILONS, given.peers):
+                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers):
                     if begun.key in known or (given.methods and begun.method not in given.methods):
                         continue
                     try:

@@ -34,8 +34,6 @@ MOST_BINS = 16
 """Of a column of numbers, at the quantiles of public rows, for synthetic records."""
 MOST_BOOSTED = 200
 """Features of an input from which boosting is not tried."""
-AIM_MEGABYTES = 1
-"""Of AIM's model: with the 80 of its default, one run on Adult takes hours."""
 CLIPPED = 0.95
 """Share of the public rows that are shorter than the length to which rows are clipped."""
 
@@ -259,12 +257,8 @@ def _dp_sgd(model: Any, x: Floats, tested: Floats, task: Task, settings: Setting
 
 
 def synthetic_records(task: Task, settings: Settings) -> Floats:
-    """Records drawn from private marginals, and the better of two models on them.
-
-    By MST (McKenna et al., JPC 2021), or by AIM (McKenna et al., VLDB 2022).
-    """
+    """Records drawn by MST (McKenna et al., JPC 2021), and the better of two models on them."""
     import pandas as pd
-    from snsynth.aim import AIMSynthesizer
     from snsynth.mst import MSTSynthesizer
     from snsynth.transform import LabelTransformer
     from snsynth.transform.table import TableTransformer
@@ -279,11 +273,7 @@ def synthetic_records(task: Task, settings: Settings) -> Floats:
     transformer.fit(domain)
     private = pd.DataFrame(np.column_stack([coded[0], task.private.labels]), columns=names)
     np.random.seed(task.seed)
-    made = (
-        AIMSynthesizer(epsilon=task.epsilon, delta=task.delta, max_model_size=AIM_MEGABYTES)
-        if settings["by"] == "AIM"
-        else MSTSynthesizer(epsilon=task.epsilon, delta=task.delta)
-    )
+    made = MSTSynthesizer(epsilon=task.epsilon, delta=task.delta)
     made.fit(private, transformer=transformer)
     drawn = pd.DataFrame(made.sample(len(private)), columns=names).to_numpy(np.int64)
     x, y = drawn[:, :-1], drawn[:, -1]
@@ -400,8 +390,7 @@ METHODS: dict[str, tuple[Method, tuple[Settings, ...]]] = {
     ),
     "opacus-features": (opacus_features, _FEATURES),
     "opacus-network": (opacus_network, _NETWORK),
-    "synthetic-mst": (synthetic_records, ({"by": "MST"},)),
-    "synthetic-aim": (synthetic_records, ({"by": "AIM"},)),
+    "synthetic-mst": (synthetic_records, ({},)),
     "plain-pate": (
         plain_pate,
         tuple(
