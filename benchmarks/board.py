@@ -64,6 +64,8 @@ WIDTH = 300
 BLOCK_ROWS = 2000
 NO_PRIVACY_ROWS = 50_000
 """Rows on which models without privacy are trained."""
+SHOWN = 0.35
+"""Below the best: what is drawn of AUC or accuracy."""
 PRODUCT = "terrine"
 PUBLIC_ALONE = "public labels alone"
 NO_PRIVACY = "without privacy"
@@ -412,14 +414,18 @@ def cell(row: Any) -> str:
 
 
 def standing(means: pd.DataFrame) -> str:
-    """Say how the product does beside the best of the others, at one ε and in our sense."""
+    """Say how the product does at one ε beside the best other, in our sense and in its own."""
     product = means[means["method"] == PRODUCT]["main"].dropna()
-    others = means[means["method"].isin(PEERS) & (means["reading"] != "own")].dropna(subset="main")
-    if product.empty or others.empty:
-        return "–"
-    best = others.loc[others["main"].idxmax()]
-    ahead = 100 * (product.iloc[0] - best["main"])
-    return f"{'first: ' if ahead >= 0 else ''}{ahead:+.1f}, {PEERS[best['method']].title}"
+    peers = means[means["method"].isin(PEERS)].dropna(subset="main")
+    found = list[str]()
+    for other_sense in ("own", "ours"):
+        others = peers[peers["reading"] != other_sense]
+        if product.empty or others.empty:
+            return "–"
+        best = others.loc[others["main"].idxmax()]
+        ahead = 100 * (product.iloc[0] - best["main"])
+        found.append(f"{ahead:+.1f} ({PEERS[best['method']].title})")
+    return f"**{found[0]}**; {found[1]}"
 
 
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
@@ -462,6 +468,7 @@ def _head(epsilons: Sequence[float], *others: str) -> Iterator[str]:
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw one panel for each set: AUC or accuracy against ε, in our sense."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
     means = summarize([each for each in results if each.reading != "own"])
     means = means[means["method"].isin([PRODUCT, *PEERS])].dropna(subset="main")
@@ -481,8 +488,11 @@ def draw(results: Sequence[Result], path: Path) -> None:
                 (named[title],) = panel.plot(
                     own["epsilon"], own["main"], f"C{number}o-", linewidth=width, markersize=4
                 )
+        panel.set_ylim(bottom=max(panel.get_ylim()[0], panel.get_ylim()[1] - SHOWN))
         ranked = "AUC" if means[means["data"] == data]["auc"].notna().any() else "accuracy"
         panel.set(title=data, xscale="log", xlabel="ε", ylabel=ranked)
+        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
+        panel.xaxis.set_minor_locator(NullLocator())
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
 
