@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks openapi reference release-check sbom licenses lock audit bench secrets owners owners-demo docker clean
+.PHONY: help venv tools demo serve reproduce glyphs test test-fast test-all test-sure wording durations torture simulate mutants lint site notebooks openapi reference release-check sbom licenses lock audit bench board secrets owners owners-demo docker clean
 
 help: ## Show this help
 	@echo "Terrine: private records vote, students learn, the ledger keeps count."
@@ -154,6 +154,18 @@ audit: venv ## Look up known vulnerabilities of the locked packages
 
 bench: venv ## Run each benchmark; each prints its figure and its peer's
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+BOARD := build/board
+
+# Each of these asks for packages that the other, or Terrine, does not work with.
+$(BOARD)/%/.installed: benchmarks/peers/%.txt
+	$(PYTHON) -m venv $(BOARD)/$*
+	$(BOARD)/$*/bin/pip install --quiet $(TORCH)
+	$(BOARD)/$*/bin/pip install --quiet --requirement $<
+	@touch $@
+
+board: venv $(BOARD)/models/.installed $(BOARD)/synthetic/.installed ## Run Terrine beside its peers: hours (ARGS="adult=DIR nassCDS …"; docs/board.md)
+	$(BIN)/python benchmarks/board.py --peers $(BOARD) $(ARGS)
 
 # The line in .env says where they are, and to docker compose that they are made.
 secrets: secrets/db_password secrets/service_password secrets/secret_key ## Make the secrets that docker compose reads

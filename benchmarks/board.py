@@ -1,0 +1,544 @@
+"""The product beside what a user could take instead: the same rows, test rows, ε and δ.
+
+    make board ARGS="adult=DIR nassCDS flights mnist=DIR debian=FILE fashion=DIR glyphs=DIR"
+
+`datasets.py` says what can be named. The product runs by its commands, `quickstart` with its
+defaults; the others by `peers/run.py`, each in the environment that has it, within a time limit.
+What fails is said, and the rest goes on. Results are added to a file, and what is in it already is
+not run again; at the end its page and picture are written:
+
+    python benchmarks/board.py adult=DIR --peers build/board [--epsilon 0.1,0.3,1,3] [--seeds 2]
+                               [--methods NAME,…] [--results docs/board.jsonl]
+    python benchmarks/board.py --page        # write the page of the results again
+
+**Neighbouring.** The product protects against replacing all that one person gave; most others
+against adding or removing one row. Who replaces a row removes one and adds one, so what is (ε',
+δ')-private for adding or removing is (2ε', (1 + e^ε')·δ')-private for replacing. Each of these is
+run twice: with ε and δ spent in its own sense, and with the ε' and δ' that give ε and δ in ours.
+Where people have several rows, the others protect rows: in our sense they get one of each person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from commands import Refused, open_project
+from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
+from terrine_models.data.arrays import Dataset, load_npz
+from terrine_models.features.maps import FeatureMap, PublicData, public_features
+from terrine_models.tables.loading import load_table
+from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.neighbours import TABLE_COORDINATES
+from terrine_protocol.tables import FEATURE_ROLES, TableSchema
+from terrine_server.planning.first_project import default_delta
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "docs" / "board.jsonl"
+"""Beside it lie its page and its picture."""
+EPSILONS = (0.1, 0.3, 1.0, 3.0)
+LIMIT_SECONDS = 900
+"""Processor seconds of one run of one method; what takes longer is said to."""
+WIDTH = 300
+"""Of public features of pictures and texts."""
+BLOCK_ROWS = 2000
+NO_PRIVACY_ROWS = 50_000
+"""Rows on which models without privacy are trained."""
+SHOWN = 0.35
+"""Below the best: what is drawn of AUC or accuracy."""
+PRODUCT = "terrine"
+PUBLIC_ALONE = "public labels alone"
+NO_PRIVACY = "without privacy"
+NO_EPSILON = math.inf
+BEGIN, END = "<!-- begin results -->", "<!-- end results -->"
+Kind = Literal["table", "pictures", "texts"]
+Reading = Literal["own", "ours", "both"]
+"""In whose sense ε is meant; `both` where they are the same."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A method of `peers/run.py`, what it is called on the page, and what it promises."""
+
+    title: str
+    kinds: tuple[Kind, ...]
+    environment: Literal["models", "synthetic"] = "models"
+    replaces: bool = False
+    """Whether ε is for replacing a row, rather than for adding or removing one."""
+    two_classes: bool = False
+
+
+PEERS: dict[str, Peer] = {
+    "diffprivlib-logistic": Peer(
+        "diffprivlib, logistic regression", ("table", "pictures", "texts"), replaces=True
+    ),
+    "diffprivlib-forest": Peer("diffprivlib, forest", ("table",)),
+    "dp-ebm": Peer("interpret, DP-EBM", ("table",), two_classes=True),
+    "opacus-features": Peer("Opacus, DP-SGD on public features", ("table", "pictures", "texts")),
+    "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
+    "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
+    "plain-pate": Peer(
+        "PATE by hand, dp-accounting",
+        ("table", "pictures", "texts"),
+        replaces=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one method gave. `failed` says why it gave nothing; shares are of the tested rows."""
+
+    data: str
+    seed: int
+    epsilon: float | None
+    method: str
+    reading: Reading
+    spent: tuple[float, float] = (0.0, 0.0)
+    """ε and δ, in the method's own sense."""
+    tested: int = 0
+    rarest: int = 0
+    """Tested rows of the rarest class."""
+    accuracy: float | None = None
+    balanced: float | None = None
+    auc: float | None = None
+    seconds: float = 0.0
+    tuning_seconds: float = 0.0
+    settings: str = ""
+    failed: str | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What is not run again."""
+        return self.data, self.seed, self.epsilon, self.method, self.reading
+
+    def line(self) -> str:
+        """For people."""
+        at = "" if self.epsilon is None else f", ε = {self.epsilon:g}"
+        what = f"{self.data}, seed {self.seed}{at}: {self.method}, {self.reading}"
+        if self.failed is not None:
+            return f"{what}: FAILED: {self.failed}"
+        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
+        took = f"{self.seconds:.0f} s, {self.tuning_seconds:.0f} s to tune"
+        return f"{what}: {self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}; {took}"
+
+
+Run = tuple[Result, Callable[[], dict[str, Any]]]
+"""How a result begins, and what gives the rest."""
+_RESULT = TypeAdapter(Result)
+
+
+def spend(replaces: bool, reading: Reading, epsilon: float, delta: float) -> tuple[float, float]:
+    """Return what a method may spend in its own sense.
+
+    >>> spend(False, "ours", 2.0, 1e-5)[0]
+    1.0
+    """
+    if replaces or reading != "ours":
+        return epsilon, delta
+    return epsilon / 2, delta / (1 + math.exp(epsilon / 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """Data of one seed: files for the commands, and what peers may see of their rows."""
+
+    name: str
+    kind: Kind
+    files: DealtFiles
+    private: Dataset
+    public: Dataset
+    tested: Dataset
+    columns: list[dict[str, Any]]
+    raw: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    features: FeatureMap
+
+    @property
+    def delta(self) -> float:
+        """What quickstart takes for so many people."""
+        groups = self.private.groups
+        return default_delta(len(self.private) if groups is None else len(np.unique(groups)))
+
+    def mapped(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Public features of inputs."""
+        blocks = np.array_split(x, 1 + len(x) // BLOCK_ROWS)
+        return np.concatenate([np.asarray(self.features(block)) for block in blocks])
+
+    def save(self, path: Path, *, one_each: bool) -> None:
+        """Write what `peers/run.py` reads, with one row of each person if that is wanted."""
+        kept = np.arange(len(self.private))
+        if one_each and self.private.groups is not None:
+            order = np.random.default_rng(0).permutation(kept)
+            kept = order[np.unique(self.private.groups[order], return_index=True)[1]]
+        arrays = dict[str, Any]()
+        parts = {"private": self.private, "public": self.public, "tested": self.tested}
+        for (name, data), raw in zip(parts.items(), self.raw, strict=True):
+            rows = kept if name == "private" else np.arange(len(data))
+            x = data.inputs[rows]
+            features = self.mapped(x)
+            flat = x.reshape(len(x), -1).astype(np.float32) / data.spec.high
+            arrays[f"{name}_features"] = features
+            arrays[f"{name}_inputs"] = features if self.kind == "texts" else flat
+            arrays[f"{name}_raw"] = raw[rows]
+            if name != "tested":
+                arrays[f"{name}_labels"] = data.labels[rows]
+        about = {"classes": len(self.private.classes), "columns": self.columns}
+        np.savez(path, about=np.array(json.dumps(about)), **arrays)
+
+
+def deal(name: str, source: Source, seed: int, place: Path) -> Deal:
+    """Deal data into files in `place`, and read them as peers get them."""
+    dealt = source.deal(np.random.default_rng(seed))
+    files = dealt.write(name, place)
+    paths = files.private, files.pool, files.tested
+    kind: Kind = "texts" if name in TEXTS else "pictures"
+    if isinstance(dealt, DealtTable):
+        kind = "texts" if name in TEXTS else "table"
+        schema = propose_schema(files.pool, label=dealt.label, group=dealt.group).schema
+        parts = [load_table(path, schema, note=lambda text: None) for path in paths]
+    else:
+        parts = [load_npz(path) for path in paths]
+    private, public, tested = parts
+    columns, raw = list[dict[str, Any]](), [part.inputs for part in parts]
+    if kind == "table":
+        columns, raw = read_columns(paths, schema)
+    width = TABLE_COORDINATES if kind == "table" else WIDTH
+    features = public_features(public.spec, PublicData.declare("pool", public.inputs), width)
+    if kind == "texts":
+        raw = [np.empty((len(part), 0)) for part in parts]
+    return Deal(
+        name, kind, files, private, public, tested, columns, (raw[0], raw[1], raw[2]), features
+    )
+
+
+def read_columns(
+    paths: Sequence[Path], schema: TableSchema
+) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
+    """Columns of tables as they are: numbers in the schema's range, and numbers of categories.
+
+    What is missing is the middle of the range, as in Terrine; the categories are those of the
+    second table, the public one, and −1 is every other.
+    """
+    tables = [pd.read_csv(path, dtype=str, keep_default_na=False) for path in paths]
+    columns, raw = list[dict[str, Any]](), [list[NDArray[Any]]() for _ in tables]
+    for column in schema.columns:
+        if column.role not in FEATURE_ROLES:
+            continue
+        own = [table[column.name].str.strip() for table in tables]
+        if column.low is not None and column.high is not None and column.role == "numeric":
+            low, high = column.low, column.high
+            columns.append({"name": column.name, "low": low, "high": high})
+            for found, values in zip(raw, own, strict=True):
+                numbers = pd.to_numeric(values, errors="coerce").fillna((low + high) / 2)
+                found.append(numbers.clip(low, high).to_numpy(np.float64))
+            continue
+        known = sorted(set(own[1]))
+        columns.append({"name": column.name, "values": len(known)})
+        for found, values in zip(raw, own, strict=True):
+            found.append(pd.Index(known).get_indexer(values).astype(np.float64))
+    return columns, [np.column_stack(found) for found in raw]
+
+
+def score(shares: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracy, balanced accuracy and of two classes the AUC of scores [T, classes]."""
+    said, two = shares.argmax(1), shares.shape[1] == 2
+    return {
+        "tested": len(labels),
+        "rarest": int(np.bincount(labels).min()),
+        "accuracy": float((said == labels).mean()),
+        "balanced": float(balanced_accuracy_score(labels, said)),
+        "auc": float(roc_auc_score(labels, shares[:, 1] - shares[:, 0])) if two else None,
+    }
+
+
+def run_product(made: Deal, epsilon: float) -> dict[str, Any]:
+    """Open a project by commands, train a student of its answers, and judge it."""
+    asked = ("--public", made.files.pool.name, *made.files.options, "--epsilon", f"{epsilon:g}")
+    began = _children_seconds()
+    opened = open_project(made.files.private, *asked, data=f"data-{epsilon:g}")
+    if isinstance(opened, Refused):
+        return {"failed": f"declined: {opened.said}"}
+    with opened.serve():
+        opened.train_student()
+    spent = _children_seconds() - began
+    found = opened.predict(made.files.tested, made.private.classes)
+    shares = np.eye(len(made.private.classes))[found.said]
+    scores = score(shares, made.tested.labels)
+    if found.shares is not None:
+        scores["auc"] = float(roc_auc_score(made.tested.labels, found.shares))
+    way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
+    return scores | {
+        "seconds": spent,
+        "spent": (epsilon, made.delta),
+        "settings": " ".join(way.split()[2:]).partition(":")[0],
+    }
+
+
+def _children_seconds() -> float:
+    """Processor seconds of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_peer(
+    name: str, made: Deal, spent: tuple[float, float], seed: int, peers: Path, *, one_each: bool
+) -> dict[str, Any]:
+    """Run a method in its environment; what it says where it fails is what failed."""
+    dealt = made.files.pool.with_name(f"{'people' if one_each else 'rows'}-dealt.npz")
+    if not dealt.exists():
+        made.save(dealt, one_each=one_each)
+    python = peers / PEERS[name].environment / "bin" / "python"
+    out = dealt.with_name("said.npz")
+    words = [python, HERE / "peers" / "run.py", name, dealt, "--out", out, "--seed", seed]
+    words += ["--epsilon", spent[0], "--delta", spent[1]]
+    try:
+        done = subprocess.run(
+            [str(word) for word in words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=dealt.parent,
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_CPU, (LIMIT_SECONDS,) * 2),
+        )
+    except OSError as error:
+        return {"spent": spent, "failed": f"is not installed: {error}"}
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"spent": spent, "failed": f"took more than {LIMIT_SECONDS} s"}
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"spent": spent, "failed": said[:300]}
+    with np.load(out) as file:
+        shares, about = file["scores"], json.loads(str(file["about"]))
+    settings = json.dumps(about.pop("settings"))
+    return {**score(shares, made.tested.labels), **about, "spent": spent, "settings": settings}
+
+
+def run_plain(name: str, made: Deal, seed: int) -> dict[str, Any]:
+    """Judge a model without privacy, of the private rows or of the pool's labels."""
+    data = made.public if name == PUBLIC_ALONE else made.private
+    rows = np.random.default_rng(seed).permutation(len(data))[:NO_PRIVACY_ROWS]
+    blocks = (
+        np.concatenate(
+            [np.asarray(made.features(b)) for b in np.array_split(x, 1 + len(x) // 2000)]
+        )
+        for x in (data.inputs[rows], made.tested.inputs)
+    )
+    began, (x, tested) = time.process_time(), blocks
+    model: Any = LogisticRegression(max_iter=300)
+    if made.kind == "table":
+        model = HistGradientBoostingClassifier(random_state=seed)
+        at = 1 if name == PUBLIC_ALONE else 0
+        x, tested = made.raw[at][rows], made.raw[2]
+    shares = np.zeros((len(tested), len(made.private.classes)))
+    model.fit(x, data.labels[rows])
+    shares[:, model.classes_] = model.predict_proba(tested)
+    return {**score(shares, made.tested.labels), "seconds": time.process_time() - began}
+
+
+def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Iterator[Run]:
+    """Yield every run on these data: how its result begins, and what gives the rest."""
+    for name in (PUBLIC_ALONE, NO_PRIVACY):
+        yield Result(made.name, seed, None, name, "both"), partial(run_plain, name, made, seed)
+    grouped = made.private.groups is not None
+    for epsilon in epsilons:
+        yield (
+            Result(made.name, seed, epsilon, PRODUCT, "both"),
+            partial(run_product, made, epsilon),
+        )
+        for name, peer in PEERS.items():
+            if made.kind not in peer.kinds or (peer.two_classes and len(made.private.classes) > 2):
+                continue
+            readings: tuple[Reading, ...] = ("own", "ours")
+            for reading in ("both",) if peer.replaces and not grouped else readings:
+                spent = spend(peer.replaces, reading, epsilon, made.delta)
+                one_each = grouped and reading == "ours"
+                yield (
+                    Result(made.name, seed, epsilon, name, reading),
+                    partial(run_peer, name, made, spent, seed, peers, one_each=one_each),
+                )
+
+
+def read_results(path: Path) -> list[Result]:
+    """Return what earlier runs wrote."""
+    if not path.exists():
+        return []
+    return [_RESULT.validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def summarize(results: Sequence[Result]) -> pd.DataFrame:
+    """Means over seeds by data, ε, method and reading, and by how much each may be off.
+
+    That is two standard errors of the tested rows, or half of what lies between seeds if that is
+    more. Of an AUC the standard error is at most that of a share of the rarer class (Birnbaum and
+    Klose, Ann. Math. Stat. 1957). `main` is what ranks: the AUC of two classes, else the accuracy.
+    """
+    frame = pd.DataFrame([asdict(each) for each in results]).fillna({"epsilon": NO_EPSILON})
+    numbers = ["accuracy", "balanced", "auc", "seconds", "tested", "rarest"]
+    frame[numbers] = frame[numbers].astype(float)
+    frame["main"] = frame["auc"].fillna(frame["accuracy"])
+    groups = frame.groupby(["data", "epsilon", "method", "reading"])
+    means = groups[["accuracy", "balanced", "auc", "main", "seconds"]].mean()
+    for name, rows in (("accuracy", "tested"), ("auc", "rarest")):
+        variance = means[name] * (1 - means[name]) / groups[rows].sum()
+        between = groups[name].agg(np.ptp) / 2
+        means[f"{name}_off"] = np.maximum(2 * variance**0.5, between)
+    return means.assign(failed=groups["failed"].first()).reset_index()
+
+
+def cell(row: Any) -> str:
+    """Accuracy; balanced accuracy; AUC."""
+    if np.isnan(row.accuracy):
+        return str(row.failed).partition(":")[0]
+    said = f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_off:.1f}; {100 * row.balanced:.1f}"
+    return said if np.isnan(row.auc) else f"{said}; {row.auc:.3f} ± {row.auc_off:.3f}"
+
+
+def standing(means: pd.DataFrame) -> str:
+    """Say how the product does at one ε beside the best other, in our sense and in its own."""
+    product = means[means["method"] == PRODUCT]["main"].dropna()
+    peers = means[means["method"].isin(PEERS)].dropna(subset="main")
+    found = list[str]()
+    for other_sense in ("own", "ours"):
+        others = peers[peers["reading"] != other_sense]
+        if product.empty or others.empty:
+            return "–"
+        best = others.loc[others["main"].idxmax()]
+        ahead = 100 * (product.iloc[0] - best["main"])
+        found.append(f"{ahead:+.1f} ({PEERS[best['method']].title})")
+    return f"**{found[0]}**; {found[1]}"
+
+
+def page_lines(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the generated part of the page: who is first, then a table for each set."""
+    means = summarize(results)
+    sets = list(dict.fromkeys(each.data for each in results))
+    yield from _head(EPSILONS)
+    for data in sets:
+        own = means[means["data"] == data]
+        said = [standing(own[own["epsilon"] == each]) for each in EPSILONS]
+        yield f"| {data} | {' | '.join(said)} |"
+    for data in sets:
+        own = means[means["data"] == data]
+        epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
+        delta = max(each.spent[1] for each in results if each.data == data)
+        plain = own[own["epsilon"] == NO_EPSILON].itertuples()
+        without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
+        yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
+        yield from _head(epsilons, "processor")
+        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
+        for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
+            rows = own[(own["method"] == method) & (own["reading"] == reading)]
+            if rows.empty:
+                continue
+            cells = {row.epsilon: cell(row) for row in rows.itertuples()}
+            ratio = (rows.set_index("epsilon")["seconds"] / seconds).median()
+            took = f"{rows['seconds'].median():.1f} s"
+            took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
+            title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
+            title += ", *in its own sense*" if reading == "own" else ""
+            yield f"| {title} | {' | '.join(cells.get(e, '') for e in epsilons)} | {took} |"
+
+
+def _head(epsilons: Sequence[float], *others: str) -> Iterator[str]:
+    heads = ["", *(f"ε = {epsilon:g}" for epsilon in epsilons), *others]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Draw one panel for each set: AUC or accuracy against ε, in our sense."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    means = summarize([each for each in results if each.reading != "own"])
+    means = means[means["method"].isin([PRODUCT, *PEERS])].dropna(subset="main")
+    sets = list(dict.fromkeys(each.data for each in results))
+    across = min(4, len(sets))
+    down = math.ceil(len(sets) / across)
+    figure = Figure(figsize=(3.2 * across, 2.8 * down + 0.9), layout="constrained")
+    panels, named = figure.subplots(down, across, squeeze=False).ravel(), dict[str, Any]()
+    for panel, data in itertools.zip_longest(panels, sets):
+        if data is None:
+            panel.set_axis_off()
+            continue
+        for number, method in enumerate((PRODUCT, *PEERS)):
+            own = means[(means["data"] == data) & (means["method"] == method)]
+            if not own.empty:
+                title, width = ("Terrine", 3.0) if method == PRODUCT else (PEERS[method].title, 1.2)
+                (named[title],) = panel.plot(
+                    own["epsilon"], own["main"], f"C{number}o-", linewidth=width, markersize=4
+                )
+        panel.set_ylim(bottom=max(panel.get_ylim()[0], panel.get_ylim()[1] - SHOWN))
+        ranked = "AUC" if means[means["data"] == data]["auc"].notna().any() else "accuracy"
+        panel.set(title=data, xscale="log", xlabel="ε", ylabel=ranked)
+        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
+        panel.xaxis.set_minor_locator(NullLocator())
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2)
+    figure.savefig(path, dpi=110)
+
+
+def write_page(results: Sequence[Result], page: Path) -> None:
+    """Write the results into the page, between its marks, and the picture beside it."""
+    known = page.read_text(encoding="utf-8") if page.exists() else ""
+    before, _, rest = known.partition(BEGIN)
+    after = rest.partition(END)[2]
+    block = "\n".join(page_lines(results))
+    page.write_text(f"{before}{BEGIN}\n\n{block}\n\n{END}{after}", encoding="utf-8")
+    draw(results, page.with_suffix(".png"))
+
+
+def main() -> None:
+    """Run what is missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py lists them")
+    parser.add_argument("--peers", type=Path, default=HERE.parent / "build" / "board")
+    parser.add_argument("--epsilon", type=lambda text: tuple(map(float, text.split(","))))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--methods", type=lambda text: text.split(","), help="no others")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    given = parser.parse_args()
+    known = {result.key for result in read_results(given.results)}
+    if not given.data and not given.page:
+        print("Skipped: no data was given. See the top of benchmarks/board.py.")
+        return
+    sources, peers = find_sources(given.data), given.peers.resolve()
+    for seed in range(0 if given.page else given.seeds):
+        for name, source in sources.items():
+            with tempfile.TemporaryDirectory(prefix="board-") as place:
+                made = deal(name, source, seed, Path(place))
+                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers):
+                    if begun.key in known or (given.methods and begun.method not in given.methods):
+                        continue
+                    try:
+                        result = replace(begun, **run())
+                    except Exception as error:  # one method's failure must not end all others
+                        result = replace(begun, failed=f"{type(error).__name__}: {error}"[:500])
+                    with given.results.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
+                    print(result.line(), flush=True)
+    write_page(read_results(given.results), given.results.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    main()
