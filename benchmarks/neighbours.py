@@ -9,11 +9,17 @@ torch's product of the two, on as many threads, without a comparison. Both in on
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import time
 from collections.abc import Callable
 
 import numpy as np
+
+# Read as torch is imported. The threads of the bare product would otherwise go on spinning after
+# it, and take processors from what is measured next, which has threads of its own.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from terrine_models.data.arrays import InputSpec
