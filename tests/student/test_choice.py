@@ -92,7 +92,7 @@ def test_auto_finds_both_classes_of_income(income: Income) -> None:
     assert (predicted == 1)[income.truth[income.POOL :] == 1].mean() > 0.25
 
 
-@pytest.mark.parametrize("count", [40, 150])
+@pytest.mark.parametrize("count", [40, pytest.param(150, marks=pytest.mark.nightly)])
 def test_auto_learns_digits_from_a_few_labels(count: int) -> None:
     made = choose_digits(some_digits(count))
     assert made.choice.folds == min(5, count // 10)

@@ -52,7 +52,7 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return digit_images()
 
 
-@pytest.mark.parametrize("method", ["auto", "ridge"])
+@pytest.mark.parametrize("method", [pytest.param("auto", marks=pytest.mark.nightly), "ridge"])
 def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     digits: tuple[NDArray[np.uint8], NDArray[np.int64]], method: str
 ) -> None:

@@ -98,7 +98,7 @@ def test_its_scores_are_those_of_the_plain_student_and_of_a_kernel(
     np.testing.assert_allclose(made.probabilities(digits[0][POOL:]), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.nightly), 0.3])
 def test_it_is_judged_by_answers_that_had_no_part_in_it(
     task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], noise: float
 ) -> None:
