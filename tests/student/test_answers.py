@@ -157,6 +157,21 @@ def test_shares_are_cut_at_the_prior_or_as_asked() -> None:
     )
 
 
+@pytest.mark.parametrize("off", [-6, -1, 1, 6], ids="prior {} standard errors off".format)
+def test_nothing_is_cut_where_the_likelier_class_is_as_common_as_noise_lets_see(off: int) -> None:
+    """Of classes that are told apart for certain, a cut would otherwise be at nearly 0 or 1."""
+    rows, noise = 900, 0.1
+    yes = np.where(np.arange(rows) % 2 == 0, 0.999, 0.001)
+    yes += np.random.default_rng(10).normal(0, 1e-5, rows)
+    said = np.column_stack([1 - yes, yes])
+    shift = off * noise / rows**0.5
+    shares = np.eye(2)[(yes > 0.5).astype(int)] + [-shift, shift]
+    at = choose_threshold("prior", said, Answers(shares, np.full(rows, True), noise))
+    assert (at is None) == (abs(off) < 2)
+    if at is not None:
+        assert (yes >= at).mean() == pytest.approx(0.5 + shift, abs=0.002)
+
+
 def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
     rare = np.random.default_rng(5).random(20_000) < 0.25
     much = np.where(rare, 0.8, 0.07) + np.random.default_rng(6).normal(0, 0.02, 20_000)
