@@ -337,18 +337,15 @@ def run_plain(name: str, made: Deal, seed: int) -> dict[str, Any]:
     """Judge a model without privacy, of the private rows or of the pool's labels."""
     data = made.public if name == PUBLIC_ALONE else made.private
     rows = np.random.default_rng(seed).permutation(len(data))[:NO_PRIVACY_ROWS]
-    blocks = (
-        np.concatenate(
-            [np.asarray(made.features(b)) for b in np.array_split(x, 1 + len(x) // 2000)]
-        )
-        for x in (data.inputs[rows], made.tested.inputs)
-    )
-    began, (x, tested) = time.process_time(), blocks
-    model: Any = LogisticRegression(max_iter=300)
+    began = time.process_time()
+    model: Any
     if made.kind == "table":
         model = HistGradientBoostingClassifier(random_state=seed)
         at = 1 if name == PUBLIC_ALONE else 0
         x, tested = made.raw[at][rows], made.raw[2]
+    else:
+        model = LogisticRegression(max_iter=300)
+        x, tested = made.mapped(data.inputs[rows]), made.mapped(made.tested.inputs)
     shares = np.zeros((len(tested), len(made.private.classes)))
     model.fit(x, data.labels[rows])
     shares[:, model.classes_] = model.predict_proba(tested)
