@@ -436,7 +436,7 @@ def digits() -> Material:
     return Material(name, private, public, images[1200:], labels[1200:])
 
 
-def first(data: Dataset, rows: int) -> Dataset:
+def first_rows(data: Dataset, rows: int) -> Dataset:
     return Dataset(data.inputs[:rows], data.labels[:rows], data.classes, data.spec)
 
 

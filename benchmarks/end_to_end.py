@@ -40,7 +40,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from datasets import Material, digits, first, pictures
+from datasets import Material, digits, first_rows, pictures
 from serving import CHEAP, LabelConnection, Service, compared, install, train
 from support.databases import running_postgres
 from terrine_models.features.maps import PublicData
@@ -93,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds = [options.seconds] * options.rounds
     material = pictures()
-    few = replace(material, private=first(material.private, RECORDS * NETWORKS))
+    few = replace(material, private=first_rows(material.private, RECORDS * NETWORKS))
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(running_postgres()) if options.postgresql else None

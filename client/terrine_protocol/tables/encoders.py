@@ -124,7 +124,7 @@ class Transformer:
             ) from None
         try:
             long = _sentence(session, [most] * longest)
-        except Exception as error:
+        except Exception as error:  # likewise
             raise DataError(
                 f"{model.path} fails on a text of {longest} tokens: {_first_line(error)}. Let "
                 f"{tokenizer.path} truncate to as many as it takes (truncation.max_length)."
