@@ -45,7 +45,7 @@ class LedgerHead(Record):
 
 
 class PrivacyStatement(Record):
-    """What `privacy.json` holds. All of it is public, and follows from what the service told."""
+    """What `privacy.json` holds. All of it is public, and follows from what the service said."""
 
     format: Literal["terrine-privacy-1"] = "terrine-privacy-1"
     project: str

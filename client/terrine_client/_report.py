@@ -156,7 +156,7 @@ def write_card(
 ) -> str:
     """Return a model card, as Hugging Face reads them: metadata in YAML, and text for people.
 
-    The owner adds a license, and edits what it says but for how people are protected.
+    The owner adds a license, and edits what it says, except how people are protected.
     """
     kind = "tabular" if len(model.input.shape) == 1 else "image"
     task = f"{kind}-classification"

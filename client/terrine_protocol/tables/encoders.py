@@ -120,7 +120,7 @@ class Transformer:
         except Exception as error:  # onnxruntime's errors have no class in common
             raise DataError(
                 f"{model.path} fails on token number {most:,}, the last of {tokenizer.path}: they "
-                f"do not belong together, or it is no encoder of texts: {_first_line(error)}."
+                f"do not belong together, or it is not an encoder of texts: {_first_line(error)}."
             ) from None
         try:
             long = _sentence(session, [most] * longest)

@@ -561,8 +561,9 @@ def guess_by_likelihood(students: Students, mislabelled: bool) -> Guesses:
 def guess_by_calibrated_loss(students: Students, mislabelled: bool) -> Guesses:
     """Return guesses by how far a score is from its mean, whichever version was there.
 
-    So a record that every student finds hard is no riddle (difficulty calibration: Watson, Guo,
-    Cormode and Sablayrolles, ICLR 2022). All places are taken to move scores alike.
+    So a record that every student finds hard does not count as one that is there (difficulty
+    calibration: Watson, Guo, Cormode and Sablayrolles, ICLR 2022). All places are taken to move
+    scores alike.
     """
     learned = len(students.first) // LEARN_ONE_IN
     scores = students.scores[:, 0] - (0 if mislabelled else students.scores[:, 1])

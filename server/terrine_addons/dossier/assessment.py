@@ -85,7 +85,7 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
             for each in facts.ensembles
         )
         + f". Advised is 1/n² and no more than {SUSPICIOUS_DELTA:g}; the service enforces 1/n.",
-        "The ledger's caps. How mechanisms here use δ: they fail gracefully, but for `stable`, "
+        "The ledger's caps. How mechanisms here use δ: they fail gracefully, except `stable`, "
         "whose test may release an exact winner with probability δ.",
     )
     yield AssessedBlock(

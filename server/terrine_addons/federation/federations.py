@@ -80,7 +80,7 @@ class AggregatorAddress(Peer):
 
 
 class Federation(Record):
-    """Everything about such an ensemble; all of it is public but for the addresses."""
+    """Everything about such an ensemble; all of it is public except the addresses."""
 
     format: Literal["terrine-federation-1"] = FORMAT
     name: Name

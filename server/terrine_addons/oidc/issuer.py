@@ -190,7 +190,7 @@ class Issuer:
             raise self._refused(f"claims: {error.error}") from None
         for name in ("nonce", "azp"):  # of a list, joserfc takes any element
             if not isinstance(claims.get(name, ""), str):
-                raise self._refused(f"claims: {name} is no text")
+                raise self._refused(f"claims: {name} is not text")
         alone = claims["aud"] in (self._client_id, [self._client_id])
         if not alone and claims.get("azp") != self._client_id:
             raise self._refused("claims: aud has others, and azp does not say that it is for us")

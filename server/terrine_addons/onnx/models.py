@@ -607,7 +607,7 @@ def confine() -> None:
     import resource  # not on every system that trains students
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # sockets are no files
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # sockets are not files
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 

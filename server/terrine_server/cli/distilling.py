@@ -212,7 +212,7 @@ def _interval(share: float, inputs: int) -> str:
 def _meaning(report: Report) -> str:
     if report.choice.noisy:
         return (
-            "of held-out answers. This is no accuracy: a voter by itself is often "
+            "of held-out answers. This is not an accuracy: a voter by itself is often "
             "wrong, and a good student is right more often"
         )
     return (

@@ -72,7 +72,7 @@ def _write_lines(lines: Iterable[object], output: Path | None) -> None:
     """Write JSON by line: what the entries are of, then the entries."""
     count = 0
     with writing(output) as file:
-        for count, line in enumerate(lines):  # noqa: B007 - the first is no entry
+        for count, line in enumerate(lines):  # noqa: B007 - the first is not an entry
             file.write(json.dumps(line) + "\n")
     if output is not None:
         say(f"Wrote {count} entries to {output}.")
@@ -181,7 +181,7 @@ def seal(
     """Verify the ledger, then seal every row with the server's secret key.
 
     Needed when the secret key changed, with --old-key, or was lost, with --accept. Stop the servers
-    first. What is printed is what will be believed from now on: read it.
+    first. What is printed will be trusted from now on: read it.
     """
     settings = Settings()
     engine = connect(settings.database, settings.database_password())
@@ -236,7 +236,7 @@ def _continues_signed(ledger: Ledger) -> bool:
 def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     policy = load_policy(path) or own_policy(Settings())
     if policy is None:
-        fail("Here is no key of a log, nor a policy that names one: give --policy.")
+        fail("No key of a log is here, and no policy that names one. Give --policy.")
     earlier = {
         str(each): read(each, MAX_NOTE_BYTES).decode(errors="replace") for each in checkpoints
     }

@@ -902,7 +902,7 @@ def _check_against_schema(given: DataOptions, path: Path) -> DataOptions:
     ):
         if told is not None and normalize(told) != by_role.get(role):
             fail(
-                f"{path} says otherwise than {option} {told}: its {role} is "
+                f"{path} does not agree with {option} {told}: its {role} is "
                 f"{by_role.get(role, 'no column')}. Change or remove the schema."
             )
     label = next(column for column in schema.columns if column.role == "label")

@@ -607,7 +607,7 @@ def _declare_schema(out: Path) -> None:
     try:
         found = TableSchema(columns=tuple(columns))
     except ValidationError as error:
-        fail(f"{out} is no schema yet: {first_problem(error)}. Go on with the same command.")
+        fail(f"{out} is not a complete schema yet: {first_problem(error)}. Go on with the same command.")
     say(f"{out}: {len(found.features)} columns to learn from. Then, without any public data:")
     say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")
 

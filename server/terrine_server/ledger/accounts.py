@@ -2,7 +2,7 @@
 
 What each unit has spent is a function of private records. It leaves the database for the vote
 alone: no answer, export, page, log, metric or error has anything of it. The whole vector is one row
-of fixed size, whose seal binds it to the entry that it stands after, so accounts of an earlier
+of fixed size, whose seal binds it to the entry that it follows, so accounts of an earlier
 moment, or of another project, are not trusted.
 """
 

@@ -225,7 +225,7 @@ class SignInAttempt:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who signed in. `subject`: the issuer's own, lasting name. `name`: a shown one, or empty."""
+    """Who signed in. `subject`: the issuer's own, permanent name. `name`: a shown one, or empty."""
 
     subject: str
     name: str
