@@ -204,14 +204,14 @@ def near_equal(names: Iterable[str]) -> list[list[str]]:
     return [group for group in alike.values() if len(group) > 1]
 
 
-def spelled(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name in quotes, with invisible characters as escapes."""
     return repr(
         "".join(c if unicodedata.category(c) != "Cf" else f"<U+{ord(c):04X}>" for c in name)
     )
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Names for a message: the first, and how many more there are."""
     more = len(names) - LISTED
     return ", ".join(names[:LISTED]) + (f" and {more:,} more" if more > 0 else "")
@@ -222,7 +222,7 @@ def ask_whether_one(names: Iterable[str]) -> str | None:
     groups = near_equal(names)
     if not groups:
         return None
-    shown = "; ".join(" and ".join(map(spelled, group)) for group in groups[:3])
+    shown = "; ".join(" and ".join(map(quote_name, group)) for group in groups[:3])
     more = f", and {len(groups) - 3:,} more" if len(groups) > 3 else ""
     return (
         f"Is each of these one? {shown}{more}. They differ only in {_CASE}, and are kept apart: "
@@ -230,7 +230,7 @@ def ask_whether_one(names: Iterable[str]) -> str | None:
     )
 
 
-def numbered(classes: Sequence[str]) -> dict[int, int] | None:
+def map_class_numbers(classes: Sequence[str]) -> dict[int, int] | None:
     """Which class each number names; None if none is named by one: then numbers are indices.
 
     Raises ValueError, which says what is wrong, where only some are named by numbers, or two by
@@ -242,7 +242,7 @@ def numbered(classes: Sequence[str]) -> dict[int, int] | None:
         return None
     if len(places) < len(classes):
         raise ValueError(
-            f"labels are numbers, and of the classes {listed(classes)} only some are named by "
+            f"labels are numbers, and of the classes {list_names(classes)} only some are named by "
             "numbers, or two by the same: name all of them by different numbers, or none"
         )
     return places

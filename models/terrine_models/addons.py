@@ -64,7 +64,7 @@ def addons() -> Mapping[str, Addon]:
     return found
 
 
-def added(what: str) -> Iterator[Any]:
+def load_added(what: str) -> Iterator[Any]:
     """Import and yield what the add-ons have as this field of `Addon`."""
     for addon in addons().values():
         reference = getattr(addon, what)
@@ -72,7 +72,7 @@ def added(what: str) -> Iterator[Any]:
             yield resolve_name(reference)
 
 
-def added_as(what: str, name: str) -> Any | None:
+def load_added_as(what: str, name: str) -> Any | None:
     """Import what an add-on has under this name in this field of `Addon`; None if none has it."""
     for addon in addons().values():
         if name in getattr(addon, what):

@@ -17,7 +17,7 @@ import uvicorn
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 
-from terrine_models.addons import added
+from terrine_models.addons import load_added
 from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as ledger_routes
@@ -27,7 +27,7 @@ from terrine_server.api.services import (
     Readiness,
     Services,
     caller_check,
-    known_parameters,
+    refuse_unknown_parameters,
 )
 from terrine_server.errors import ServiceError
 from terrine_server.labeling.pipeline import Labeling, Queue
@@ -136,8 +136,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         ledger_routes.receipts_router,
         admin.router,
     ):
-        app.include_router(router, dependencies=[Depends(known_parameters)])
-    for router in (health.router, ledger_routes.transparency_router, *added("callbacks")):
+        app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
+    for router in (health.router, ledger_routes.transparency_router, *load_added("callbacks")):
         app.include_router(router)
     problems.install(app, admin.answer_failure)
     openapi.complete(app)
@@ -148,7 +148,7 @@ def _issuer(settings: Settings) -> Issuer | None:
     """Return whom callers may sign in through, if the settings name one."""
     if settings.oidc_issuer is None:
         return None
-    made: Issuer = next(added("issuer"))(settings)
+    made: Issuer = next(load_added("issuer"))(settings)
     return made
 
 

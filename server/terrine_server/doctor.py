@@ -15,7 +15,7 @@ from shutil import disk_usage
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, text
 
-from terrine_models.addons import added
+from terrine_models.addons import load_added
 from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
@@ -229,11 +229,11 @@ def check_database_rights(engine: Engine) -> Iterator[Finding]:
 def check_whole_schema(engine: Engine) -> Iterator[Finding]:
     """Check that the whole schema is as this version's migrations make it."""
     parts = schema_differences(engine)
-    added = [part.part for part in parts if part.change == "added"]
+    load_added = [part.part for part in parts if part.change == "added"]
     lost = [str(part) for part in parts if part.change != "added" and not part.restore]
     restorable = [str(part) for part in parts if part.restore]
-    if added:
-        found = f"The schema has what is not Terrine's: {'; '.join(added)}."
+    if load_added:
+        found = f"The schema has what is not Terrine's: {'; '.join(load_added)}."
         fix = "Find out who added it, then DROP it; terrine ledger verify all"
         yield Finding("schema", Severity.PROBLEM, found, fix)
     if restorable:
@@ -573,7 +573,7 @@ def examine() -> Iterator[Finding]:
     if settings.database_password_file is not None:
         yield check_private_file("password", settings.database_password_file)
     yield from _examine_database(settings, password)
-    for check in added("checks"):
+    for check in load_added("checks"):
         yield from check(settings)
 
 

@@ -93,7 +93,9 @@ class Metrics:
             )
         )
         for problem in PROBLEMS:
-            self.problems(problem)  # zero from the start, or the first one would not count as an increase
+            self.problems(
+                problem
+            )  # zero from the start, or the first one would not count as an increase
         self.signing = Gauge(
             "terrine_signing",
             "Whether this server signs the transparency log: 1 after a round that succeeded.",

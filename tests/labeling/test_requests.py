@@ -33,7 +33,7 @@ from terrine_server.errors import (
 )
 from terrine_server.labeling.pipeline import Labeling, input_digests, query_digests
 from terrine_server.labeling.strategies import mechanism_of
-from terrine_server.labeling.voters import checked_votes
+from terrine_server.labeling.voters import get_checked_votes
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
@@ -102,14 +102,14 @@ def test_only_full_tallies_are_accepted(
 ) -> None:
     service, voters, ledger = study(tmp_path, SHARP, 5)
     record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
-    assert (checked_votes(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
+    assert (get_checked_votes(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
 
     class Wrong(Told):
         def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
             return change(super().votes(record, inputs))
 
     with refuses(EnsembleUnavailable, "add"):
-        checked_votes(Wrong(), record, inputs)
+        get_checked_votes(Wrong(), record, inputs)
     service = Labeling(ledger, Wrong(), Metrics(), MOST)
     with pytest.raises(EnsembleUnavailable):
         one(service, service.check("study", inputs))

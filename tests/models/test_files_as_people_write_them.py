@@ -20,7 +20,7 @@ from terrine_models.data.images import class_folders, load_image_classes
 from terrine_models.tables.loading import load_people, load_table, read_schema
 from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.people import name_digests
-from terrine_protocol.base import fold, numbered
+from terrine_protocol.base import fold, map_class_numbers
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import TableSchema
 from terrine_protocol.tables.columns import parse_number
@@ -526,8 +526,8 @@ FOLDED: list[tuple[Callable[[str], object], str, object]] = [
     (fold, "-0", "0"),
     (fold, "7.50", "7.50"),
     (fold, "\uff37ard\u00a01", "ward 1"),
-    (lambda text: numbered(json.loads(text)), '["a", "b"]', None),
-    (lambda text: numbered(json.loads(text)), '["1", "0"]', {1: 0, 0: 1}),
+    (lambda text: map_class_numbers(json.loads(text)), '["a", "b"]', None),
+    (lambda text: map_class_numbers(json.loads(text)), '["1", "0"]', {1: 0, 0: 1}),
 ]
 
 

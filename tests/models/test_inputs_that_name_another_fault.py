@@ -27,7 +27,7 @@ from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_np
 from terrine_models.tables.loading import check_table, has_column, is_table, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables.columns import files_within
-from terrine_protocol.tables.encoding import encode_table, opened_table
+from terrine_protocol.tables.encoding import encode_table, open_table
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.plan import load_votes
 from terrine_server.privacy import ParameterError
@@ -184,7 +184,7 @@ def test_a_table_is_read(what: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(content) if isinstance(content, str) else content(path)
     assert is_table(path)
-    with opened_table(path) as file:
+    with open_table(path) as file:
         assert [each.strip("{}[]") for each in file.first] == ["a", "b"]
         batches = list(file.batches(file.first, True))
         assert [str(each) for batch in batches for each in batch.column(0).to_pylist()] == [
@@ -255,7 +255,7 @@ def test_the_line_that_converts_a_stata_file_does_so(version: int, tmp_path: Pat
     assert command.startswith("python -c ")
     command = f"{sys.executable}{command.removeprefix('python')}"
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    with opened_table(tmp_path / "table.parquet") as file:
+    with open_table(tmp_path / "table.parquet") as file:
         assert file.first == ["a", "b"]
 
 
@@ -263,7 +263,7 @@ def test_the_line_that_converts_a_stata_file_does_so(version: int, tmp_path: Pat
 def test_a_header_that_starts_as_other_files_do_is_a_header(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    with opened_table(path) as file:
+    with open_table(path) as file:
         assert file.first == text.split("\n")[0].split(",")
 
 
@@ -418,7 +418,7 @@ def test_lines_below_a_repeated_header_are_counted_with_it(tmp_path: Path) -> No
     with refuses(DataError, "line", 33, "a", "'x'"):
         load_table(path, schema, note=said.append)
     path.write_text(_lines("a", "a", "b"))
-    with opened_table(path) as file:
+    with open_table(path) as file:
         assert [each for batch in file.batches(["a"], True) for each in batch[0].to_pylist()] == [
             "a",
             "b",
@@ -436,5 +436,5 @@ def test_a_value_that_is_called_as_the_label_is_no_header(tmp_path: Path) -> Non
 def test_a_wrong_line_below_a_hint_is_counted_from_the_files_beginning(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("sep=;\na;b\n1;x\n2;y;z\n")
-    with opened_table(path) as file, refuses(DataError, 4, 3, 2):
+    with open_table(path) as file, refuses(DataError, 4, 3, 2):
         list(file.batches(file.first, True))

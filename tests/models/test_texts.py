@@ -24,7 +24,7 @@ from terrine_models.tables.loading import encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, DataError, PublicFile, TableSchema
 from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
-from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, hashed_texts
+from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, hash_texts
 
 LABEL = Column(name="label", role="label", values=("a", "b"))
 SCHEMA = TableSchema(columns=(Column(name="text", role="text", width=256), LABEL))
@@ -51,7 +51,7 @@ def encoded(texts: Sequence[Any], schema: TableSchema = SCHEMA) -> NDArray[np.fl
 def test_hashes_are_those_of_every_other_version() -> None:
     """What students asked is known by its digest: another hash would charge it again."""
     found = {
-        text: hashlib.sha256(hashed_texts([clean_text(text)[0]], 512).tobytes()).hexdigest()[:16]
+        text: hashlib.sha256(hash_texts([clean_text(text)[0]], 512).tobytes()).hexdigest()[:16]
         for text in GOLDEN
     }
     assert found == GOLDEN
@@ -67,8 +67,8 @@ GOLDEN = {
 
 def test_hashes_do_not_depend_on_the_process() -> None:
     code = (
-        "import hashlib; from terrine_protocol.tables.texts import hashed_texts;"
-        "print(hashlib.sha256(hashed_texts(['fever'], 512).tobytes()).hexdigest()[:16])"
+        "import hashlib; from terrine_protocol.tables.texts import hash_texts;"
+        "print(hashlib.sha256(hash_texts(['fever'], 512).tobytes()).hexdigest()[:16])"
     )
     for seed in ("0", "1"):
         done = subprocess.run(

@@ -12,7 +12,7 @@ from terrine_models.features.maps import (
     PublicData,
     View,
     best_view,
-    held_out,
+    predict_held_out,
     public_features,
     views_of,
 )
@@ -133,7 +133,7 @@ def test_held_out_regressions_are_those_of_a_loop() -> None:
     random = np.random.default_rng(0)
     points = random.normal(size=(40, 5))
     shares = points[:, :2] + random.normal(size=(40, 2))
-    found = held_out(points, shares)
+    found = predict_held_out(points, shares)
     centred = points - points.mean(0)
     squares = (centred**2).sum()
     expected = []

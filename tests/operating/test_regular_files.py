@@ -16,7 +16,7 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
-from terrine_models.storage.manifests import StoreError, verified_bytes
+from terrine_models.storage.manifests import StoreError, read_verified
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.shards import read_partition
@@ -65,7 +65,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "peer.token",
         lambda path: pytest.importorskip("terrine_addons.federation.federations").read_token(path),
     ),
-    "a teacher": ("teacher", lambda path: verified_bytes(path.parent, path.name, "")),
+    "a teacher": ("teacher", lambda path: read_verified(path.parent, path.name, "")),
     "a student": ("model.json", lambda path: Student.load(path.parent)),
     "the log's key": ("key", load_checkpoint_key),
     "a policy": ("policy", load_policy),

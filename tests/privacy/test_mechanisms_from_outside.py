@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from terrine_server.privacy.events import GaussianNoisyMax
 from terrine_server.privacy.mechanisms import Released, VoteOutcome
-from terrine_server.privacy.mechanisms import checked_counts, noisy_max
+from terrine_server.privacy.mechanisms import check_counts, noisy_max
 from terrine_server.privacy.noise import discrete_gaussian
 """
 MISNAMED = """

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.base import LISTED, fold, listed, normalize, spelled
+from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import (
     FEATURE_ROLES,
@@ -228,16 +228,16 @@ def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
     found = np.array([index.get(text, -1) for text in values], dtype=np.int64)[places]
     if (found < 0).any():
         first = values[places[int(np.flatnonzero(found < 0)[0])]]
-        raise _unexpected(column, block, found < 0, _classes_expected(column, first))
+        raise _explain_unexpected(column, block, found < 0, _classes_expected(column, first))
     return found
 
 
 def _classes_expected(column: Column, found: str) -> str:
     """What a label's column may hold, for people, where it holds this."""
     classes = column.values or ()
-    expected = f"one of {listed(classes)}."
+    expected = f"one of {list_names(classes)}."
     if column.edges is not None:
-        expected = f"a number to be cut into {listed(classes)}."
+        expected = f"a number to be cut into {list_names(classes)}."
     if found in MISSING_TEXTS:
         return f"{expected} Leave rows without a label out of the file: they teach nothing."
     if len(classes) > LISTED and not any(
@@ -292,9 +292,12 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
     if absent:
         alike = {fold(name): name for name in names if isinstance(name, str)}
         found = [alike[fold(name)] for name in absent if fold(name) in alike]
-        more = f" Write {listed(list(map(spelled, found)))} as it is expected." if found else ""
+        more = (
+            f" Write {list_names(list(map(quote_name, found)))} as it is expected." if found else ""
+        )
         raise DataError(
-            f"{what} has no column {listed(absent)}; it has {listed(list(map(str, names)))}.{more}"
+            f"{what} has no column {list_names(absent)}; "
+            f"it has {list_names(list(map(str, names)))}.{more}"
         )
     if len(present) != len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
@@ -378,7 +381,7 @@ def _encode_booleans(
     found = np.array([known.get(way, math.nan) for way in ways], dtype=np.float64)[places]
     if np.isnan(found).any():
         expected = f"one of {', '.join(TRUE_TEXTS)}, {', '.join(FALSE_TEXTS)}, or nothing."
-        raise _unexpected(column, block, np.isnan(found), expected)
+        raise _explain_unexpected(column, block, np.isnan(found), expected)
     out[:, 0], out[:, 1] = found, found == 0.5
     tally.missing += int((found == 0.5).sum())
 
@@ -401,7 +404,7 @@ def _encode_numbers(
         numbers = np.where(missing, _missing_value(column), numbers)
     if not (low <= numbers.min(initial=low) and numbers.max(initial=high) <= high):
         if not np.isfinite(numbers).all():
-            raise _unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
+            raise _explain_unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
         tally.outside += int(((numbers < low) | (numbers > high)).sum())
         numbers = np.clip(numbers, low, high)
     out[:, 0] = (numbers - low) / (high - low)
@@ -420,7 +423,7 @@ def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         missing = np.isnat(moments)
     if (np.isnat(moments) & ~missing).any():
         expected = f"a date written as {order}, with four digits a year."
-        raise _unexpected(column, block, np.isnat(moments) & ~missing, expected)
+        raise _explain_unexpected(column, block, np.isnat(moments) & ~missing, expected)
     since, low, high = column.since or date.min, column.low or 0.0, column.high or 0.0
     moments = np.where(missing, np.datetime64(since), moments)
     day = moments.astype("datetime64[D]")
@@ -467,7 +470,7 @@ _ENCODERS: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], No
 """Each encodes a column into zeros [N, width], and counts. They raise DataError."""
 
 
-def _unexpected(
+def _explain_unexpected(
     column: Column, block: RowBlock, odd: NDArray[np.bool_], expected: str
 ) -> DataError:
     """What is wrong in the first row that is odd."""

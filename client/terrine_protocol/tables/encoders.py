@@ -98,7 +98,7 @@ class EmbeddingTable:
         for row, text in enumerate(texts):
             tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
             # Exact: what float16 holds are multiples of 2 ** -24, and float64 holds their sums.
-            found[row] = _rounded(self._rows[tokens].astype(np.float64).sum(0))
+            found[row] = _round_direction(self._rows[tokens].astype(np.float64).sum(0))
         return found
 
 
@@ -155,19 +155,19 @@ class Transformer:
         try:
             encoding = self._tokenizer.encode(text)
             if all(encoding.special_tokens_mask):
-                return _rounded(nothing)
+                return _round_direction(nothing)
             found = _sentence(self._session, encoding.ids)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of Rust is no Exception
             if "alloc" in str(error):  # std::bad_alloc, Failed to allocate
                 raise MemoryError from None
-            return _rounded(nothing)
+            return _round_direction(nothing)
         fits = found.shape == (self.width,) and np.isfinite(found).all()
-        return _rounded(found if fits else nothing)
+        return _round_direction(found if fits else nothing)
 
 
-def _rounded(vector: NDArray[np.float64]) -> NDArray[np.float32]:
+def _round_direction(vector: NDArray[np.float64]) -> NDArray[np.float32]:
     """A vector in its direction, of length 1 and whole multiples of a step, from 0 to 1."""
     largest = float(np.abs(vector).max(initial=0))
     if not largest:

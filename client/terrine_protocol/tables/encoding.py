@@ -59,11 +59,11 @@ def encode_table(
     """
     path, needed = Path(path), schema.features
     with (
-        _noted(note) as note,
-        opened_by_schema(path, schema, needed, note, digest=False) as file,
+        _collect_notes(note) as note,
+        open_by_schema(path, schema, needed, note, digest=False) as file,
     ):
         blocks = file.read_blocks(schema, needed, note, progress)
-        return _encoded(blocks, Encoder(schema, str(path)), note, accept_clipped)
+        return _encode_blocks(blocks, Encoder(schema, str(path)), note, accept_clipped)
 
 
 def encode_frame(
@@ -77,7 +77,7 @@ def encode_frame(
     held = {_normal(name): name for name in _names(frame)}
     check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
     columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
-    with _noted(note) as note:
+    with _collect_notes(note) as note:
         return encode_columns(columns, schema, "The data frame", note, accept_clipped)
 
 
@@ -97,7 +97,7 @@ def encode_rows(
     None stands for a missing value. Warns and raises as `encode_table`.
     """
     columns = columns_of(rows, schema.features)
-    with _noted(note) as note:
+    with _collect_notes(note) as note:
         return encode_columns(columns, schema, "The rows", note, accept_clipped)
 
 
@@ -123,7 +123,7 @@ def columns_of(
 
 
 @contextmanager
-def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
+def open_table(path: Path, **options: Any) -> Iterator[TableFile]:
     """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
     try:
         from terrine_protocol.tables.files import open_file
@@ -137,7 +137,7 @@ def opened_table(path: Path, **options: Any) -> Iterator[TableFile]:
 
 
 @contextmanager
-def opened_by_schema(
+def open_by_schema(
     path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
 ) -> Iterator[TableFile]:
     """Open a file whose rows are read by a schema."""
@@ -146,7 +146,7 @@ def opened_by_schema(
     def fits(first: Sequence[str]) -> bool:
         return len(first) in widths or set(needed) <= set(first)
 
-    with opened_table(path, fits=fits, note=note, digest=digest) as file:
+    with open_table(path, fits=fits, note=note, digest=digest) as file:
         yield file
 
 
@@ -181,10 +181,10 @@ def encode_columns(
             }
             yield RowBlock(part, min(some, rows - start), partial(where, start))
 
-    return _encoded(blocks(), Encoder(schema, what), note, accept_clipped)
+    return _encode_blocks(blocks(), Encoder(schema, what), note, accept_clipped)
 
 
-def _encoded(
+def _encode_blocks(
     blocks: Iterable[RowBlock], encoder: Encoder, note: Note, accept_clipped: bool
 ) -> NDArray[np.float32]:
     encoded = GrowingArray((encoder.width,), np.float32)
@@ -222,7 +222,7 @@ def _values(array: NDArray[Any], column: Column, what: str) -> Values:
 
 
 @contextmanager
-def _noted(note: Note | None) -> Iterator[Note]:
+def _collect_notes(note: Note | None) -> Iterator[Note]:
     """Yield what is to hear how a table was read: if nobody is, one warning of Python says it all.
 
     For functions that are called by whoever is to be warned.

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from terrine_protocol.base import listed, normalize
+from terrine_protocol.base import list_names, normalize
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.columns import (
@@ -183,11 +183,11 @@ class TextFile(io.RawIOBase):
         self._place, self._ended = 0, False
         self._next = self._file.read(BLOCK_BYTES)
         marks = (encoding for mark, encoding in WIDE_MARKS if self._next.startswith(mark))
-        wide = next(marks, None) or _unmarked(self._next)
+        wide = next(marks, None) or _detect_unmarked_utf16(self._next)
         self._wide = None if wide is None else codecs.getincrementaldecoder(wide)()
         for start, what, remedy in FOREIGN_FORMATS:
             if re.match(start, self._next, re.DOTALL):
-                remedy = re.sub(r"\bFILE\b", lambda _: _quoted(path), remedy)
+                remedy = re.sub(r"\bFILE\b", lambda _: _quote_path(path), remedy)
                 raise DataError(f"{path} is {what}, which is not read. {remedy}")
 
     def readable(self) -> bool:
@@ -296,12 +296,12 @@ def _of_old(byte: int) -> str:
     return bytes([byte]).decode(OLD_ENCODING) if byte not in UNUSED_BYTES else chr(byte)
 
 
-def _quoted(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     """A path in a command that stands in double quotes, or in none."""
     return "'" + str(path).replace("'", "'\\''") + "'"
 
 
-def _unmarked(start: bytes) -> str | None:
+def _detect_unmarked_utf16(start: bytes) -> str | None:
     """UTF-16 without a mark, if text starts so: every second byte of its first is zero."""
     first = start[: min(64, len(start) // 2 * 2)]
     for encoding, zeros, letters in (
@@ -516,7 +516,7 @@ class ArrowFile(TableFile):
         self.sha256 = hashlib.file_digest(file, "sha256").hexdigest() if digest else ""
         file.seek(0)
         self._file: Any
-        self._kind = _typed(file)
+        self._kind = _detect_typed_format(file)
         if self._kind == "Parquet":
             # A buffer: otherwise all of a row group's columns would be read at once.
             self._file = parquet.ParquetFile(file, buffer_size=BLOCK_BYTES)
@@ -568,7 +568,7 @@ class ArrowFile(TableFile):
         return f"{self.path} row {record + 1}"
 
 
-def _typed(file: io.BufferedReader) -> str:
+def _detect_typed_format(file: io.BufferedReader) -> str:
     """Which kind of `TYPED_FORMATS` a file is, or nothing. An ORC file ends as it starts, `ORCID,a`
     not."""
     start, end = file.peek(8)[:8], b""
@@ -669,7 +669,7 @@ class JsonLinesFile(TableFile):
         for line, row in itertools.chain(self._head, self._objects):
             if unknown := [name for name in row if name not in known]:
                 raise DataError(
-                    f"{self.path} line {line} has a column {listed(unknown)}, which the first "
+                    f"{self.path} line {line} has a column {list_names(unknown)}, which the first "
                     f"{len(self._head)} objects lack. Name it in the first of them, as null."
                 )
             waiting.append(row)
@@ -728,10 +728,12 @@ def _json_row(line: bytes, where: str) -> dict[str, str | None]:
                 f"{where}: column {name} holds a list or an object; expected a text, a number, "
                 "true, false or null."
             )
-    return {_written(name): None if row[name] is None else _written(row[name]) for name in row}
+    return {
+        _write_value(name): None if row[name] is None else _write_value(row[name]) for name in row
+    }
 
 
-def _written(value: object) -> str:
+def _write_value(value: object) -> str:
     """A value of JSON as text. Half a surrogate pair becomes the sign for what cannot be read."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -789,7 +791,7 @@ class CsvFile(TableFile):
             if told and told not in DELIMITERS:
                 raise DataError(_other_delimiter(path, "as its first line says", told))
             delimiters = (told,) if told else delimiters
-        self.delimiter, self._header_fields, header = _sniffed(
+        self.delimiter, self._header_fields, header = _sniff_delimiter(
             path, lines[skipped:], fits, whole, delimiters
         )
         nameless = self._header_fields.count("") > 1  # are called as pandas does
@@ -850,14 +852,14 @@ class CsvFile(TableFile):
                 progress(self._text.packed.count, self._size)
                 waiting += [batch] if batch.num_rows else []
                 if sum(each.num_rows for each in waiting) >= some:
-                    yield _joined(waiting)
+                    yield _join_batches(waiting)
                     waiting = []
         except pa.ArrowInvalid as error:
             if self._look() or records:  # else nothing but blank lines
                 reason = str(error).splitlines()[0]
                 raise DataError(f"{self.path} cannot be read as CSV: {reason}") from None
         if waiting:
-            yield _joined(waiting)
+            yield _join_batches(waiting)
         if self._text.quotes % 2:  # one is open: pyarrow does not mind at the end
             self._look()
         if self._text.packed.digest is not None:
@@ -949,7 +951,8 @@ class CsvFile(TableFile):
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
                             f"{self.path} line {line}: found {len(fields)} fields, expected "
-                            f"{len(self._names)}: {listed(self._names)}.{self._why_uneven(fields)}"
+                            f"{len(self._names)}: {list_names(self._names)}."
+                            f"{self._why_uneven(fields)}"
                         )
                     if found == record:
                         return line
@@ -977,7 +980,7 @@ def open_file(
             yield _folder(path, digest)
         return
     with _broken(path), open_regular_file(path) as file:
-        if _typed(file):
+        if _detect_typed_format(file):
             with _broken(path, " as an ORC, Parquet or Arrow file"):
                 yield ArrowFile(path, file, digest)
         elif _is_json_lines(path, file):
@@ -1003,7 +1006,7 @@ def _folder(path: Path, digest: bool) -> ArrowFolder:
     if first is None:
         raise DataError(f"{path} is a folder without a file; expected one of Parquet files.")
     with _broken(first), open_regular_file(first) as file:
-        kind = _typed(file)
+        kind = _detect_typed_format(file)
     if kind and kind != "Arrow stream":
         with _broken(path, f" as a folder of {kind} files"):
             return ArrowFolder(path, kind, digest)
@@ -1014,7 +1017,7 @@ def _folder(path: Path, digest: bool) -> ArrowFolder:
     )
 
 
-def _joined(batches: Sequence[Any]) -> Any:
+def _join_batches(batches: Sequence[Any]) -> Any:
     """Record batches as one."""
     if len(batches) == 1:
         return batches[0]
@@ -1088,7 +1091,7 @@ def _is_nothing(fields: Sequence[str], delimiter: str) -> bool:
     return comment or not "".join(fields).strip().strip("\x1a")
 
 
-def _sniffed(
+def _sniff_delimiter(
     path: Path, lines: list[str], fits: Fits, whole: bool, delimiters: Sequence[str]
 ) -> tuple[str, list[str], int]:
     """Find the delimiter: the first record fits, and the next have equally many fields.

@@ -70,7 +70,7 @@ def encode_texts(texts: Sequence[str], column: Column) -> NDArray[np.float32]:
     embedded = 0 if column.embedding is None else column.embedding.width
     found = np.empty((len(texts), width + embedded), np.float32)
     for some in _batches(texts, width):
-        found[some, :width] = hashed_texts(texts[some], width)
+        found[some, :width] = hash_texts(texts[some], width)
     if column.embedding is not None:
         found[:, width:] = load_embedding(column.embedding).embed(texts)
     return found
@@ -88,7 +88,7 @@ def _batches(texts: Sequence[str], width: int) -> Iterator[slice]:
         yield slice(start, len(texts))
 
 
-def hashed_texts(texts: Sequence[str], width: int) -> NDArray[np.float32]:
+def hash_texts(texts: Sequence[str], width: int) -> NDArray[np.float32]:
     """The n-grams of clean texts, hashed: [N, width], each row of length 1, or 0 without words.
 
     A quarter of the numbers counts words and pairs of words, the others parts of words of

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.base import fold, listed, normalize, numbered
+from terrine_protocol.base import fold, list_names, map_class_numbers, normalize
 from terrine_protocol.files import open_regular_file, read
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.projects import InputSpec as InputSpec
@@ -432,7 +432,7 @@ def _class_labels(
         record = int(np.flatnonzero(labels < 0)[0])
         raise DataError(
             f"{path}: record {record} is of class {own[y[record]]!r}, as its array `classes` says; "
-            f"expected one of {listed(classes)}."
+            f"expected one of {list_names(classes)}."
         )
     return labels
 
@@ -445,7 +445,7 @@ def _named_numbers(
     Raises DataError.
     """
     try:
-        places = numbered(classes)
+        places = map_class_numbers(classes)
     except ValueError as error:
         raise DataError(f"{path}: {error}.") from None
     if places is None:
@@ -454,8 +454,8 @@ def _named_numbers(
     if (found < 0).any():
         record = int(np.flatnonzero(found < 0)[0])
         raise DataError(
-            f"{path}: label {labels[record]} of record {record} is not one of {listed(classes)}; "
-            "where classes are named by numbers, labels are these numbers."
+            f"{path}: label {labels[record]} of record {record} is not one of "
+            f"{list_names(classes)}; where classes are named by numbers, labels are these numbers."
         )
     return found
 

@@ -68,7 +68,7 @@ def load_image_classes(folder: Path, image: ImageFormat, *, classes: Sequence[st
     if not files:
         raise DataError(f"{folder} holds no pictures, in folders named after classes.")
     return Dataset(
-        _converted([path for path, _ in files], image),
+        _convert([path for path, _ in files], image),
         np.array([label for _, label in files], dtype=np.int64),
         names,
         InputSpec(shape=image.shape, dtype="uint8", low=0, high=255),
@@ -83,7 +83,7 @@ def load_images(folder: Path, image: ImageFormat) -> NDArray[np.uint8]:
     `client.project().ensemble.image` is the format that a project expects. Raises DataError, which
     names the file.
     """
-    return _converted(list_images(folder), image)
+    return _convert(list_images(folder), image)
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -135,7 +135,7 @@ def _pictures(folder: Path) -> list[Path]:
     return files
 
 
-def _converted(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
+def _convert(files: Sequence[Path], image: ImageFormat) -> NDArray[np.uint8]:
     library = _library(files[0])
     inputs = np.empty((len(files), *image.shape), dtype=np.uint8)
     for row, path in enumerate(files):

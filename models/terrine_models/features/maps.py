@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.addons import added
+from terrine_models.addons import load_added
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_models.data.workers import side_by_side
 from terrine_models.features import linear
@@ -82,7 +82,7 @@ def oriented_gradients(images: Array, least: float = MIN_CELL_LENGTH) -> Array:
     xp = namespace(images)
     if min(images.shape[1:]) < SMALL_SIDE_PIXELS:
         for axis in (1, 2):
-            images = _enlarged(images, axis)
+            images = _enlarge(images, axis)
     padded = images
     for axis in (1, 2):
         padded = _with_edges(padded, axis)
@@ -137,7 +137,7 @@ def enlarging(pixels: int) -> tuple[Ints, Ints, Floats]:
     return before, (before + 1).clip(max=pixels - 1), (at - before).astype(np.float32)
 
 
-def _enlarged(images: Array, axis: int) -> Array:
+def _enlarge(images: Array, axis: int) -> Array:
     found = enlarging(images.shape[axis])
     before, after, share = (like(each, images) for each in found)
     if axis == 1:
@@ -353,9 +353,9 @@ def best_view(points: Mapping[View, NDArray[Any]], shares: NDArray[np.float64]) 
     points of agreement as well.
     """
     usual, *others = points
-    best, said = usual, held_out(points[usual], shares)
+    best, said = usual, predict_held_out(points[usual], shares)
     for view in others:
-        own = held_out(points[view], shares)
+        own = predict_held_out(points[view], shares)
         gains = ((said - shares) ** 2 - (own - shares) ** 2).sum(1)
         error = float(gains.std(ddof=1)) / len(gains) ** 0.5
         least = MIN_LEAD_OF_PIXELS if view.base == "identity" else 0.0
@@ -365,7 +365,7 @@ def best_view(points: Mapping[View, NDArray[Any]], shares: NDArray[np.float64]) 
     return best
 
 
-def held_out(points: NDArray[Any], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def predict_held_out(points: NDArray[Any], shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what ridge regressions say [N, m] of each row, fitted to all others.
 
     Of points [N, C] and shares [N, m]; with the penalty for which they are nearest to the shares.
@@ -424,7 +424,7 @@ class Backbone(Protocol):
 
 def backbones() -> type[Backbone]:
     """The class of backbones. Raises StoreError if no add-on has one."""
-    found: type[Backbone] | None = next(added("backbones"), None)
+    found: type[Backbone] | None = next(load_added("backbones"), None)
     if found is None:
         raise StoreError(
             "A backbone is run by the add-on `onnx`, which this installation of Terrine lacks."
@@ -582,8 +582,8 @@ class FeatureMap:
         if the size is always the same. A backbone is asked about the B alone: it has no blocks.
         """
         if self.backbone is not None:
-            return self.of_base(_filled_up(self.backbone(x), size))
-        return self(_filled_up(x, size))
+            return self.of_base(_fill_up(self.backbone(x), size))
+        return self(_fill_up(x, size))
 
     def of_base(self, base: Array, *, skip: int = 0) -> Array:
         """Features [B, width] of the data-independent ones [B, D] (`base_features`).
@@ -679,7 +679,7 @@ def _repetitions(digests: NDArray[Any]) -> int:
     return int((counts * (counts - 1)).sum())
 
 
-def _filled_up(rows: Array, size: int) -> Array:
+def _fill_up(rows: Array, size: int) -> Array:
     more = zeros((size - len(rows), *rows.shape[1:]), rows)
     return namespace(rows).concatenate([rows, more])
 

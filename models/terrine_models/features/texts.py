@@ -75,7 +75,7 @@ def fit_texts(
         if block.hashed:
             seen = (rows > 0).sum(0)
             weights = (np.log((1 + len(rows)) / (1 + seen)) + 1).astype(np.float32)
-        found = components(_weighed(rows, weights), most)
+        found = components(_weigh(rows, weights), most)
         lengths.append(length * (HASHED_LENGTH if block.hashed and embedded else 1.0))
         tensors |= {
             f"weights_{number}": weights,
@@ -89,7 +89,7 @@ def text_features(x: Array, inputs: InputSpec, tensors: Mapping[str, Array]) -> 
     """Features [B, C] of the texts of prepared rows x [B, d]."""
     found = list[Array]()
     for number, block in enumerate(text_blocks(inputs)):
-        rows = _weighed(block.of(x), tensors[f"weights_{number}"])
+        rows = _weigh(block.of(x), tensors[f"weights_{number}"])
         points = (rows - tensors[f"mean_{number}"]) @ tensors[f"basis_{number}"]
         found.append(unit_length(points, 1) * tensors["lengths"][number])
     return namespace(x).concatenate(found, 1)
@@ -104,5 +104,5 @@ def text_shapes(inputs: InputSpec, components: Sequence[int]) -> dict[str, tuple
     return shapes
 
 
-def _weighed(rows: Array, weights: Array) -> Array:
+def _weigh(rows: Array, weights: Array) -> Array:
     return unit_length(rows * weights, 1)

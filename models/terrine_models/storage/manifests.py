@@ -155,25 +155,25 @@ def load_tensors(directory: Path, name: str, digest: str) -> dict[str, torch.Ten
     """
     from safetensors.torch import load as parse_safetensors
 
-    return _parsed(parse_safetensors, Path(directory), name, digest)
+    return _read_parsed(parse_safetensors, Path(directory), name, digest)
 
 
 def load_arrays(directory: Path, name: str, digest: str) -> dict[str, NDArray[Any]]:
     """The same as arrays, without PyTorch."""
     from safetensors.numpy import load as parse_safetensors
 
-    return _parsed(parse_safetensors, Path(directory), name, digest)
+    return _read_parsed(parse_safetensors, Path(directory), name, digest)
 
 
-def _parsed(parse: Callable[[bytes], T], directory: Path, name: str, digest: str) -> T:
-    data = verified_bytes(directory, name, digest)
+def _read_parsed(parse: Callable[[bytes], T], directory: Path, name: str, digest: str) -> T:
+    data = read_verified(directory, name, digest)
     try:
         return parse(data)
     except (SafetensorError, KeyError) as error:  # of a type that NumPy lacks
         raise StoreError(f"{directory / name} is not a safetensors file: {error}") from None
 
 
-def verified_bytes(directory: Path, name: str, digest: str) -> bytes:
+def read_verified(directory: Path, name: str, digest: str) -> bytes:
     """The bytes of one file. Raises StoreError when it is missing or altered."""
     path = directory / name
     try:

@@ -147,7 +147,7 @@ def choose(
     if folds is not None:
         for name in dict.fromkeys((PLAIN_METHOD, *tried)):
             tell(f"Judging {name} by answers that were held out …")
-            trials[name] = _judged(name, task, answers, folds, training)
+            trials[name] = _judge(name, task, answers, folds, training)
 
     def agreement(name: str) -> float:
         return trials[name].judged.figures.accuracy.value if trials else 0.0
@@ -216,7 +216,7 @@ def match_prior(student: Student, pool: DesignedPool) -> float | None:
     return float(np.clip(np.quantile(second, 1 - pool.prior[1]), 1e-9, 1 - 1e-9))
 
 
-def _judged(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:
+def _judge(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:
     known = answers.known
     shares = answers.shares[known]
     held_out = METHODS[name](training).judge(task, answers, folds)[known]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_protocol.base import listed
+from terrine_protocol.base import list_names
 from terrine_protocol.tables import Column, TableSchema
 from terrine_protocol.tables.columns import encoded_width
 
@@ -118,8 +118,8 @@ def margin_questions(schema: TableSchema) -> tuple[Question, ...]:
     """
     if prose := [column.name for column in schema.columns if column.role == "text"]:
         raise DataError(
-            f"Column {listed(prose)} is text, and nobody can say which texts there may be. Give it "
-            "the role ignored, or ask public rows (--public)."
+            f"Column {list_names(prose)} is text, and nobody can say which texts there may be. "
+            "Give it the role ignored, or ask public rows (--public)."
         )
     found, start = list[Question](), 0
     for column in schema.columns:
@@ -134,9 +134,9 @@ def margin_questions(schema: TableSchema) -> tuple[Question, ...]:
         )
     if large := [each.name for each in found if each.cells > MAX_CELLS]:
         raise DataError(
-            f"Column {listed(large)} has more than {MAX_CELLS:,} categories, most of which nobody "
-            "would be asked about. List the common ones, the others count as other; or give it the "
-            "role ignored."
+            f"Column {list_names(large)} has more than {MAX_CELLS:,} categories, most of which "
+            "nobody would be asked about. List the common ones, the others count as other; or give "
+            "it the role ignored."
         )
     return tuple(found)
 

@@ -29,7 +29,7 @@ from terrine_models.data.arrays import (
     check_classes,
     remark_on_people,
 )
-from terrine_protocol.base import listed, normalize
+from terrine_protocol.base import list_names, normalize
 from terrine_protocol.files import read
 from terrine_protocol.projects import TextNumbers
 from terrine_protocol.tables import TableSchema, first_problem
@@ -45,7 +45,7 @@ from terrine_protocol.tables.columns import (
     ignore_note,
     ignore_progress,
 )
-from terrine_protocol.tables.encoding import opened_by_schema, opened_table
+from terrine_protocol.tables.encoding import open_by_schema, open_table
 
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
@@ -99,7 +99,7 @@ def is_table(path: Path) -> bool:
 
 def check_table(path: Path) -> None:
     """Refuse a file whose beginning is that of no table. Raises DataError."""
-    with opened_table(Path(path), digest=False):
+    with open_table(Path(path), digest=False):
         pass
 
 
@@ -108,7 +108,7 @@ def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> b
     name = normalize(name)
     if columns is not None:
         return name in columns
-    with opened_table(Path(path), fits=lambda first: name in first, digest=False) as file:
+    with open_table(Path(path), fits=lambda first: name in first, digest=False) as file:
         return name in file.first
 
 
@@ -152,7 +152,7 @@ class Table(RecordSource):
         encoder = Encoder(schema, self.name)
         needed = [*schema.features, self._label.name]
         always = needed if self._group is None or self._public else [*needed, self._group.name]
-        with opened_by_schema(self._path, schema, always, self._note, True) as file:
+        with open_by_schema(self._path, schema, always, self._note, True) as file:
             if self._group is not None and self._public and _lacks(file, schema, self._group.name):
                 self._group = self.group_column = None
             if self._group is not None:
@@ -180,7 +180,7 @@ class Table(RecordSource):
         known = {column.name for column in self._schema.columns}
         if unused := [name for name in names if name not in known]:
             self._note(
-                f"{self.name}: column {listed(unused)} is not in the schema, and not used: the "
+                f"{self.name}: column {list_names(unused)} is not in the schema, and not used: the "
                 "public table from which the schema came would need it, too."
             )
 
@@ -210,7 +210,7 @@ def load_people(path: Path, schema: TableSchema, note: Note = warn) -> list[str]
     if group is None:
         raise DataError(f"{path}: the schema has no column of the role group, which names people.")
     names: dict[str, None] = {}
-    with opened_by_schema(Path(path), schema, [group.name], note, digest=False) as file:
+    with open_by_schema(Path(path), schema, [group.name], note, digest=False) as file:
         for block in file.read_blocks(schema, [group.name], note, ignore_progress):
             names |= dict.fromkeys(column_texts(group, block)[0])
     return list(names)
@@ -226,7 +226,7 @@ def load_groups(path: Path, schema: TableSchema) -> NDArray[np.int64] | None:
         return None
     people, groups, needed = GroupNumbering(), GrowingArray((), np.int64), [group.name]
     try:
-        with opened_by_schema(Path(path), schema, needed, ignore_note, digest=False) as file:
+        with open_by_schema(Path(path), schema, needed, ignore_note, digest=False) as file:
             for block in file.read_blocks(schema, needed, ignore_note, ignore_progress):
                 names, places = column_texts(group, block)
                 groups.add(people.of(names)[places])

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import warn
-from terrine_protocol.base import ask_whether_one, fold, listed, normalize
+from terrine_protocol.base import ask_whether_one, fold, list_names, normalize
 from terrine_protocol.tables import (
     FEATURE_ROLES,
     Column,
@@ -53,7 +53,7 @@ from terrine_protocol.tables.columns import (
     parse_number,
     read_date,
 )
-from terrine_protocol.tables.encoding import opened_table
+from terrine_protocol.tables.encoding import open_table
 
 
 def _each_of(*texts: str) -> frozenset[str]:
@@ -837,7 +837,7 @@ def propose_schema(
     group = None if group is None else normalize(group)
     columns = None if columns is None else list(map(normalize, columns))
     ignore, keep = list(map(normalize, ignore)), list(map(normalize, keep))
-    table, unread, digest = _counted(path, label, columns, ignore, note, progress)
+    table, unread, digest = _count_values(path, label, columns, ignore, note, progress)
     records = max(column.rows for column in table)
     wanted = [label, *ignore, *keep, *([group] if group else [])]
     names = [column.name for column in table]
@@ -873,7 +873,7 @@ def propose_schema(
     if group is None:
         found = _group([column for column in table if column.name not in decide])
     if found is not None:
-        group, decide[found.name] = found.name, _guessed_group
+        group, decide[found.name] = found.name, _guess_group
     certain = found is None or (found.names_people and not found.may_be_a_category_of_people)
     people = None if group is None else _People.of(group, table)
     guesses = list[RoleGuess]()
@@ -894,7 +894,7 @@ def propose_schema(
     if not any(guess.column.role in FEATURE_ROLES for guess in guesses):
         left = [f"{g.column.name} ({g.why})" for g in guesses if g.column.role == "ignored"]
         raise DataError(
-            f"{path}: no column is left to learn from. Left out: {listed(left) or 'none'}. "
+            f"{path}: no column is left to learn from. Left out: {list_names(left) or 'none'}. "
             "Use --keep COLUMN for one that counts, or write it otherwise in all files."
         )
     source = PublicSource(name=path.name, sha256=digest, records=records)
@@ -928,7 +928,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
     def fits(first: Sequence[str]) -> bool:
         return features <= set(first) or len(first) == len(columns)
 
-    with opened_table(path, fits=fits, digest=False) as file:
+    with open_table(path, fits=fits, digest=False) as file:
         header = file.has_header(schema)
         names = file.first if header else columns
         named = list(filter(may_name_people, names))
@@ -950,7 +950,7 @@ def find_repeated_people(path: Path, schema: TableSchema) -> tuple[str, float] |
     return None if people is None else (people.name, people.rows_per_value)
 
 
-def _counted(
+def _count_values(
     path: Path,
     label: str,
     columns: Sequence[str] | None,
@@ -964,7 +964,7 @@ def _counted(
     def fits(first: Sequence[str]) -> bool:
         return label in first if columns is None else len(first) == len(columns)
 
-    with opened_table(path, fits=fits, note=note) as file:
+    with open_table(path, fits=fits, note=note) as file:
         from terrine_protocol.tables.files import unread_type
 
         if file.delimiter is None and columns is not None:
@@ -983,7 +983,7 @@ def _counted(
         left = {*ignore, *unread}
         counted = [column for column in table if column.name not in left]
         if not counted:
-            raise DataError(f"{path}: no column is left to learn from, of {listed(names)}.")
+            raise DataError(f"{path}: no column is left to learn from, of {list_names(names)}.")
         read = [column.name for column in counted] if file.delimiter is None else names
         rows = 0
         for batch in file.batches(read, columns is None, progress):
@@ -1094,7 +1094,7 @@ def _cut(column: ColumnStats, edges: Sequence[float]) -> RoleGuess:
     return RoleGuess(described, why, _together(*doubts))
 
 
-def _guessed_group(column: ColumnStats) -> RoleGuess:
+def _guess_group(column: ColumnStats) -> RoleGuess:
     name = column.name
     if not column.names_people:
         doubt = (

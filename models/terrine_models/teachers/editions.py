@@ -28,8 +28,8 @@ from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
     POOL_FILE,
     StoreError,
+    read_verified,
     save_tensors,
-    verified_bytes,
 )
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.heads import load_feature_map
@@ -246,7 +246,7 @@ def _load_pool(stored: StoredEnsemble) -> PublicData | None:
     files = stored.manifest.files
     if POOL_FILE not in files:
         return None
-    pool = DesignedPool.of_bytes(verified_bytes(stored.directory, POOL_FILE, files[POOL_FILE]))
+    pool = DesignedPool.of_bytes(read_verified(stored.directory, POOL_FILE, files[POOL_FILE]))
     return PublicData.declare(DESIGNED, pool.rows)
 
 
@@ -291,7 +291,7 @@ def _save_edition(
         files = dict(before.files)
         for name, digest in files.items():
             if name not in (*tensors, IDENTITIES_FILE):
-                write_atomically(work / name, verified_bytes(directory, name, digest))
+                write_atomically(work / name, read_verified(directory, name, digest))
         files |= {name: save_tensors(work / name, new) for name, new in tensors.items()}
         files[IDENTITIES_FILE] = people.save(work, key)
         fields = {name: getattr(before, name) for name in Manifest.model_fields}

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from terrine_models.addons import added, addons
+from terrine_models.addons import addons, load_added
 from terrine_models.storage.manifests import (
     MANIFEST_FILE,
     POOL_FILE,
     manifest_digest,
-    verified_bytes,
+    read_verified,
 )
 from terrine_models.teachers.heads import Heads, HeadTeachers
 from terrine_models.teachers.manifests import (
@@ -47,8 +47,8 @@ __all__ = [
     "ensemble_format",
     "load_manifest",
     "trainable",
-    "verified_digest",
     "verify",
+    "verify_files",
 ]
 
 
@@ -64,7 +64,7 @@ def trainable() -> dict[str, type[TeacherSettings]]:
 def verify(directory: Path) -> None:
     """Check every file against its digest. Raises StoreError for the first that differs."""
     for name, digest in load_manifest(directory).files.items():
-        verified_bytes(Path(directory), name, digest)
+        read_verified(Path(directory), name, digest)
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class EnsembleFormat:
 
 def ensemble_format(directory: Path) -> EnsembleFormat:
     """What a directory holds; a manifest, if nothing else is there."""
-    for kind in added("ensembles"):
+    for kind in load_added("ensembles"):
         if (Path(directory) / kind.document).exists():
             found: EnsembleFormat = kind()
             return found
     return EnsembleFormat()
 
 
-def verified_digest(directory: Path) -> str:
+def verify_files(directory: Path) -> str:
     """Verify the files of an ensemble of any format; return its identity. Raises StoreError."""
     found = ensemble_format(directory)
     found.verify(directory)

@@ -79,7 +79,7 @@ def match_priors(
     larger class. `rows` are features of public rows, and a prior is the share of class 1 in the
     head's own shard: nothing else is used. Heads that know one class only are not changed.
     """
-    return matched_biases((weights[:, 1] - weights[:, 0]) @ rows.T, priors, biases)
+    return match_biases((weights[:, 1] - weights[:, 0]) @ rows.T, priors, biases)
 
 
 def level_biases(
@@ -98,7 +98,7 @@ def level_biases(
     return torch.where(known, level, torch.full_like(level, UNSEEN_CLASS_SCORE))
 
 
-def matched_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
+def match_biases(leads: torch.Tensor, priors: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
     """Biases [k, 2] with which teachers choose class 1 on the share `priors` [k] of public rows.
 
     `leads` [k, P] are by how much each prefers class 1 to class 0 on each row, without a bias.

@@ -30,9 +30,9 @@ from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
     POOL_FILE,
     load_tensors,
+    read_verified,
     save_tensors,
     sha256,
-    verified_bytes,
     versions,
 )
 from terrine_models.tables.designed import DesignedPool
@@ -179,7 +179,7 @@ def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, 
             f"differ. Use the same settings to continue, or remove {work} to start again."
         )
     for name, digest in files.items():
-        verified_bytes(work, name, digest)
+        read_verified(work, name, digest)
     return files
 
 

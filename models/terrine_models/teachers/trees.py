@@ -32,7 +32,7 @@ from terrine_models.teachers.manifests import (
     check_shapes,
     teacher_kind,
 )
-from terrine_models.teachers.networks import matched_biases
+from terrine_models.teachers.networks import match_biases
 from terrine_models.teachers.shards import Shards, TrainingError
 from terrine_protocol.tables import PublicSource
 
@@ -308,7 +308,7 @@ class ForestTeachers(ShardTeachers):
             shares = torch.from_numpy(forests.probabilities(rows.numpy()))
             leads = shares[:, :, 1] - shares[:, :, 0]
             priors = shards.priors(run).double()
-            tensors["biases"] = matched_biases(leads, priors, tensors["biases"])
+            tensors["biases"] = match_biases(leads, priors, tensors["biases"])
         return tensors
 
 

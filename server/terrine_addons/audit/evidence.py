@@ -212,7 +212,7 @@ def audit_prices() -> Iterator[AuditFinding]:
             "mechanisms",
             f"{title}: control of the queries",
             "exceeded" if needed > 1 else "holds",
-            f"with poisoned shards or without, the worst votes found, {shown(votes)}, need "
+            f"with poisoned shards or without, the worst votes found, {format_votes(votes)}, need "
             f"{needed:.1%} of it (exact laws, no draws)",
         )
         shares = {
@@ -242,12 +242,12 @@ def needed_if_poisoned(
     for agreed in NATURAL_SHARES:
         moments = (
             _moments(event, votes, moved, ORDER)
-            for votes in _poisoned(_natural(agreed, TEACHERS - own), own)
-            for moved in _moved(votes)
+            for votes in _poison_votes(_natural(agreed, TEACHERS - own), own)
+            for moved in _move_votes(votes)
         )
-        worst.append(max(moments, key=lambda each: _needed(each, costs, ORDER)))
+        worst.append(max(moments, key=lambda each: _find_needed_share(each, costs, ORDER)))
     abstained, answered = np.mean(worst, axis=0)
-    return _needed((float(abstained), float(answered)), costs, ORDER)
+    return _find_needed_share((float(abstained), float(answered)), costs, ORDER)
 
 
 def _natural(agreed: float, teachers: int) -> Votes:
@@ -257,7 +257,7 @@ def _natural(agreed: float, teachers: int) -> Votes:
     return (top, *(each + (j < more) for j in range(CLASSES - 1)))
 
 
-def _poisoned(votes: Votes, own: int) -> Iterator[Votes]:
+def _poison_votes(votes: Votes, own: int) -> Iterator[Votes]:
     """Yield votes with `own` more: some for the second class, the others for the first or third."""
     for second in sorted({int(some) for some in np.linspace(0, own, TOP_COUNTS_TRIED)}):
         for place in (0, 2):
@@ -267,7 +267,7 @@ def _poisoned(votes: Votes, own: int) -> Iterator[Votes]:
             yield tuple(cast)
 
 
-def _moved(votes: Votes) -> Iterator[Votes]:
+def _move_votes(votes: Votes) -> Iterator[Votes]:
     """Yield votes of which one has moved between the first two classes."""
     for loses, gains in ((0, 1), (1, 0)):
         if votes[loses]:
@@ -292,7 +292,7 @@ def needed_by_answer(
         votes = (top, teachers - top, *[0] * (classes - 2))
         for moved in ((top - 1, teachers - top + 1), (top + 1, teachers - top - 1)):
             if min(moved) >= 0:
-                moment = _labelled(votes, (*moved, *votes[2:]), event.sigma, order)
+                moment = _sum_over_labels(votes, (*moved, *votes[2:]), event.sigma, order)
                 needed = math.log(moment) / (order - 1) / (answer.cost / COST_UNITS)
                 found = max(found, (needed, votes))
     return found
@@ -311,16 +311,18 @@ def needed_share(
     found: tuple[float, Votes] = (0.0, ())
     for before, after in _suspects(event):
         moments = _moments(event, before, after, order)
-        found = max(found, (_needed(moments, costs, order), before))
+        found = max(found, (_find_needed_share(moments, costs, order), before))
     return found
 
 
-def shown(votes: Votes) -> str:
+def format_votes(votes: Votes) -> str:
     """Return votes as text, without the classes that have none."""
     return " : ".join(f"{count:,}" for count in votes if count)
 
 
-def _needed(moments: tuple[float, float], costs: tuple[float, float], order: float) -> float:
+def _find_needed_share(
+    moments: tuple[float, float], costs: tuple[float, float], order: float
+) -> float:
     def unpaid(share: float) -> float:
         paid = (math.exp(-(order - 1) * share * cost) for cost in costs)
         return sum(m * p for m, p in zip(moments, paid, strict=True)) - 1
@@ -338,8 +340,8 @@ def _suspects(event: ConfidentMax) -> Iterator[tuple[Votes, Votes]]:
     low, high = max(-(-n // m), round(needed - reach)), min(n - 1, round(needed + reach))
     tops = {*np.linspace(low, high, TOP_COUNTS_TRIED).astype(int), (n + 1) // 2, n // 2 + 2}
     for top in sorted(int(top) for top in tops if low <= top < n):
-        for rest in _divided(n - top, m - 1, top):
-            yield from (((top, *rest), moved) for moved in _moved((top, *rest)))
+        for rest in _divide_votes(n - top, m - 1, top):
+            yield from (((top, *rest), moved) for moved in _move_votes((top, *rest)))
 
 
 def _top_needed(event: ConfidentMax) -> int:
@@ -347,7 +349,7 @@ def _top_needed(event: ConfidentMax) -> int:
     return event.threshold + event.baseline
 
 
-def _divided(votes: int, classes: int, most: int) -> Iterator[Votes]:
+def _divide_votes(votes: int, classes: int, most: int) -> Iterator[Votes]:
     """Yield ways to divide votes among classes, none above `most`."""
     for first in {votes, votes // 2 + 1, -(-votes // classes), 2 * votes // 3}:
         left, counts = votes, []
@@ -362,16 +364,16 @@ def _divided(votes: int, classes: int, most: int) -> Iterator[Votes]:
 def _moments(event: CostEvent, before: Votes, after: Votes, order: float) -> tuple[float, float]:
     """Σ P^α Q^(1−α) over the abstention, and over the labels."""
     if isinstance(event, GaussianArgmax):
-        return 0.0, _labelled(before, after, event.sigma, order)
+        return 0.0, _sum_over_labels(before, after, event.sigma, order)
     if not isinstance(event, ConfidentMax):
         raise TypeError(f"no exact law is known of {event}")
     tails = [passes(max(votes) - _top_needed(event), event.sigma1) for votes in (before, after)]
     (p, f), (p2, f2) = tails
-    answered = _labelled(before, after, event.sigma2, order)
+    answered = _sum_over_labels(before, after, event.sigma2, order)
     return f**order * f2 ** (1 - order), p**order * p2 ** (1 - order) * answered
 
 
-def _labelled(before: Votes, after: Votes, sigma: float, order: float) -> float:
+def _sum_over_labels(before: Votes, after: Votes, sigma: float, order: float) -> float:
     """Σ P^α Q^(1−α) over the labels."""
     here, there = (labels(votes, sigma) for votes in (before, after))
     seen = (here > 0) & (there > 0)

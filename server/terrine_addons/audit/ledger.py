@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from terrine_addons.audit.evidence import (
+    format_votes,
     needed_by_answer,
     needed_share,
-    shown,
 )
 from terrine_server.findings import AuditFinding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
@@ -115,7 +115,7 @@ def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
         size = mechanism.teachers, mechanism.classes
         needed, votes = needed_by_answer(answer, terms.prices[VoteOutcome.ANSWERED], order, *size)
         if needed > 1:
-            yield f"its price is too low: {shown(votes)} votes need {needed:.1%} of it"
+            yield f"its price is too low: {format_votes(votes)} votes need {needed:.1%} of it"
     if not isinstance(answer, ConfidentMax):
         return
     for baseline in terms.baselines:
@@ -125,7 +125,8 @@ def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
         needed, votes = needed_share(event, *charged, order)
         if needed > 1:
             what = f" with a baseline of {baseline}" if baseline else ""
-            yield f"its prices{what} are too low: {shown(votes)} votes need {needed:.1%} of them"
+            cast = format_votes(votes)
+            yield f"its prices{what} are too low: {cast} votes need {needed:.1%} of them"
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:

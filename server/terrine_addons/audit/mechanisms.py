@@ -61,7 +61,7 @@ EXAMPLE_COUNTS = (20, 10, 7, 3, 0)
 """Votes whose noisy counts are released, to see the noise in them."""
 
 
-def _released(draws: int) -> NDArray[np.int64]:
+def _draw_counts(draws: int) -> NDArray[np.int64]:
     """Return what `noisy_votes` adds to the votes of every class."""
     spec = {"name": "noisy_votes", "sigma": 4.0}
     mechanism = build_mechanism(spec, teachers=sum(EXAMPLE_COUNTS), classes=len(EXAMPLE_COUNTS))
@@ -87,7 +87,7 @@ NOISES = (
         "counts of noisy_votes less the votes, σ = 4",
         lambda: discrete_gaussian(4.0),
         lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
-        _released,
+        _draw_counts,
     ),
 )
 
@@ -182,7 +182,7 @@ class Case:
         """Return the pairs to try: the worst known pairs, and some drawn by `choice`."""
         pairs = list(self.worst)
         if self.allowance is not None:
-            return [*pairs, *_replaced(self.build(), self.allowance)]
+            return [*pairs, *_replace_person(self.build(), self.allowance)]
         for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
             votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
             one, other = choice.choice(self.classes, size=2, replace=False)
@@ -205,7 +205,7 @@ def _path(teachers: int) -> tuple[tuple[Request, Request], ...]:
     return tuple(_single(*pair) for pair in pairwise(votes))
 
 
-def _replaced(
+def _replace_person(
     mechanism: Mechanism, allowance: int
 ) -> tuple[tuple[Request, Request], tuple[Request, Request]]:
     """Return what two people cast on more queries than are allowed, if one is replaced.
@@ -301,7 +301,9 @@ class Aspect:
     """The part of an outcome that belongs to this aspect."""
     events: Callable[[Iterable[Hashable]], Iterator[Event]] = events
     """The events to try, given what was seen."""
-    named: Callable[[Event], str] = field(default=lambda event: " or ".join(map(_named, event)))
+    named: Callable[[Event], str] = field(
+        default=lambda event: " or ".join(map(_name_outcome, event))
+    )
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ def aspects(mechanism: Mechanism) -> list[Aspect]:
 
     if any(isinstance(event, GaussianNoisyCounts) for event in kinds):
         every = promise(VoteOutcome.ANSWERED)
-        return [Aspect("", every, lambda seen: seen[0][1], counted_events, _named_counts)]
+        return [Aspect("", every, lambda seen: seen[0][1], counted_events, _name_counts)]
     covered = [Aspect("", promise(VoteOutcome.ANSWERED), lambda seen: seen)]
     cheaper = [o for o, price in terms.prices.items() if price.cost < terms.worst.cost]
     if cheaper:
@@ -404,7 +406,7 @@ def _of_person(mechanism: Mechanism, allowance: int) -> Aspect:
     def view(seen: Seen) -> int:
         return 2 * sum(number // 2 for _, number in seen) + seen[0][1] % 2
 
-    return Aspect("", promise, view, counted_events, _named_counts)
+    return Aspect("", promise, view, counted_events, _name_counts)
 
 
 def _audit(
@@ -434,7 +436,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     seen: Counter[Seen] = Counter()
     while (missing := draws - seen.total()) > 0:
         released = mechanism.release(votes, student)
-        shown = _shown(released)
+        shown = _encode_released(released)
         low = int(shown.min())
         values = int(shown.max()) - low + 1
         width = len(possible) * values
@@ -452,7 +454,7 @@ def observe(mechanism: Mechanism, case: Case, request: Request, draws: int) -> C
     return seen
 
 
-def _shown(released: Released) -> NDArray[np.int64]:
+def _encode_released(released: Released) -> NDArray[np.int64]:
     """Return the whole number of `Seen` for each row, int64[B]."""
     if released.counts is None:
         return released.labels
@@ -465,7 +467,7 @@ def _suspect(
     seen: dict[Request, Counter[Seen]],
 ) -> list[SuspectEvent]:
     """Return the events for which these draws prove the largest loss, at the level `RANKED_AT`."""
-    views = {votes: _viewed(aspect, counter) for votes, counter in seen.items()}
+    views = {votes: _view_sample(aspect, counter) for votes, counter in seen.items()}
     suspicions = [
         SuspectEvent(one, other, event)
         for pair in pairs
@@ -489,7 +491,10 @@ def _judge(
     level: float,
 ) -> AuditFinding:
     def proven(suspect: SuspectEvent) -> tuple[float, SuspectEvent, ConfidenceLimits]:
-        one, other = _viewed(aspect, seen[suspect.one]), _viewed(aspect, seen[suspect.other])
+        one, other = (
+            _view_sample(aspect, seen[suspect.one]),
+            _view_sample(aspect, seen[suspect.other]),
+        )
         found = limits(one, other, suspect.event, level / len(suspects))
         return aspect.promise.loss(found.p, found.q), suspect, found
 
@@ -509,7 +514,7 @@ def _judge(
     )
 
 
-def _viewed(aspect: Aspect, counter: Counter[Seen]) -> Sample:
+def _view_sample(aspect: Aspect, counter: Counter[Seen]) -> Sample:
     viewed: Counter[Hashable] = Counter()
     for outcome, count in counter.items():
         viewed[aspect.view(outcome)] += count
@@ -529,14 +534,14 @@ def _evidence(aspect: Aspect, suspect: SuspectEvent, found: ConfidenceLimits) ->
     return f"{frequencies}; at ε = {epsilon:.3g}: δ ≥ {measured:.3g}, promised {promised:.3g}"
 
 
-def _named(outcome: Hashable) -> str:
+def _name_outcome(outcome: Hashable) -> str:
     if isinstance(outcome, bool):
         return "answered" if outcome else "not answered"
     queries = cast("Seen", outcome)
     return ", ".join(name if label < 0 else f"{name} {label}" for name, label in queries)
 
 
-def _named_counts(event: Event) -> str:
+def _name_counts(event: Event) -> str:
     numbers = cast("tuple[int, ...]", event)
     labels = " or ".join(map(str, sorted({number % 2 for number in numbers})))
     return f"answered {labels}, counts {min(numbers) // 2} to {max(numbers) // 2} apart"

@@ -66,7 +66,7 @@ def cache_directory() -> Path:
     return cache / "terrine" / "mnist"
 
 
-def cached_mnist(directory: Path) -> bool:
+def is_mnist_cached(directory: Path) -> bool:
     """Whether all four files exist with the right digests."""
     return all(_is_there(directory / name) for name in FILES)
 
@@ -83,7 +83,7 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
         try:
             task = bar.add_task(name, total=None, visible=False)
             with _retries_in_words(bar):
-                data = _unpacked(_downloaded(source, bar, task), size)
+                data = _unpack(_download_packed(source, bar, task), size)
         except httpx.HTTPStatusError as error:
             status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
@@ -127,7 +127,7 @@ def _retries_in_words(bar: Progress) -> Iterator[None]:
 
 
 @stamina.retry(on=httpx.TransportError, attempts=MAX_ATTEMPTS)
-def _downloaded(source: str, bar: Progress, task: TaskID) -> bytes:
+def _download_packed(source: str, bar: Progress, task: TaskID) -> bytes:
     """Return what a mirror sends, as it is packed. Raises httpx.HTTPError."""
     connect, read = TIMEOUT_SECONDS
     timeout, sent = httpx.Timeout(read, connect=connect), bytearray()
@@ -143,7 +143,7 @@ def _downloaded(source: str, bar: Progress, task: TaskID) -> bytes:
     return bytes(sent)
 
 
-def _unpacked(data: bytes, size: int) -> bytes:
+def _unpack(data: bytes, size: int) -> bytes:
     """Unpack at most one byte more than the size. Raises zlib.error."""
     return zlib.decompressobj(wbits=31).decompress(data, size + 1)
 
@@ -180,7 +180,7 @@ def choose(data: Path | None, quick: bool, url: str, console: Console) -> DemoDa
     if quick:
         return digits("because --quick was given")
     cache = cache_directory()
-    if cached_mnist(cache):
+    if is_mnist_cached(cache):
         return mnist(cache, f"from the cache {cache}")
     try:
         with _download_bar(console) as bar:

@@ -61,7 +61,7 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "terrine_server", "serve", "--port", "0"]
     server = None
     try:
-        with log.open("ab") as output, _uninterrupted():
+        with log.open("ab") as output, _defer_interrupts():
             before = output.tell()
             server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
@@ -78,7 +78,7 @@ def running_server(data_dir: Path, log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _defer_interrupts() -> Iterator[None]:
     """Let interrupts wait: one within `Popen` would leave a server that nobody knows of."""
     numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else []))
     before = {number: signal.getsignal(number) for number in numbers}

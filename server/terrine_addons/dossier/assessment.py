@@ -300,7 +300,7 @@ class Unchecked:
     do: str
 
 
-def unchecked(facts: Facts) -> Iterator[Unchecked]:
+def list_unchecked(facts: Facts) -> Iterator[Unchecked]:
     """Yield what is wrong, then what was not checked, then what nobody can check from here."""
     verified: list[tuple[str, Verification | LogVerification]] = [
         (f"the ledger of {each.info.name}", each.verification)
@@ -323,8 +323,8 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
             "they were read, and not recomputed, for this page",
             "Press “Verify the ledger”, or run `terrine dossier`.",
         )
-    yield from _unchecked_log(facts)
-    yield from _unchecked_audit(facts)
+    yield from _list_unchecked_log(facts)
+    yield from _list_unchecked_audit(facts)
     if facts.code.altered is None:
         yield Unchecked(
             "Whether the code is what was released",
@@ -371,7 +371,7 @@ def unchecked(facts: Facts) -> Iterator[Unchecked]:
     )
 
 
-def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
+def _list_unchecked_log(facts: Facts) -> Iterator[Unchecked]:
     last = facts.checkpoint
     if last is None:
         yield Unchecked(
@@ -406,7 +406,7 @@ def _unchecked_log(facts: Facts) -> Iterator[Unchecked]:
         )
 
 
-def _unchecked_audit(facts: Facts) -> Iterator[Unchecked]:
+def _list_unchecked_audit(facts: Facts) -> Iterator[Unchecked]:
     audit, do = facts.audit, "Run `terrine --json audit > audit.json`, and name it with --audit."
     if audit is None:
         yield Unchecked("How much privacy the running code delivers", "no audit was named", do)

@@ -63,7 +63,7 @@ def dossier(
 
 def _write(out: Path, project: str | None, audit: Path | None, policy: Path | None) -> None:
     from terrine_addons.dossier import folder, words
-    from terrine_addons.dossier.assessment import unchecked
+    from terrine_addons.dossier.assessment import list_unchecked
     from terrine_addons.dossier.facts import gather, read_audit
     from terrine_protocol.files import read
     from terrine_server.cli.ledger import open_current_ledger
@@ -92,7 +92,7 @@ def _write(out: Path, project: str | None, audit: Path | None, policy: Path | No
         asked.write_text(words.template(), "utf-8")
         console.print(f"Wrote questions to {asked}.", highlight=False, soft_wrap=True)
     console.print("Could not be checked:", highlight=False)
-    for each in unchecked(facts):
+    for each in list_unchecked(facts):
         line = f"  [bold]{escape(each.what)}[/]: {escape(each.why)}"
         console.print(line, highlight=False, soft_wrap=True)
     if missing is not None:

@@ -91,7 +91,7 @@ def running() -> InstalledCode:
         python=platform.python_version(),
         digests={name: _digest(name) for name in PACKAGES if find_spec(name) is not None},
         libraries=dict(_versions()),
-        altered=_altered(installed),
+        altered=_find_altered(installed),
     )
 
 
@@ -117,7 +117,7 @@ def _digest(package: str) -> str:
     return lines.hexdigest()
 
 
-def _altered(installed: Distribution) -> tuple[str, ...] | None:
+def _find_altered(installed: Distribution) -> tuple[str, ...] | None:
     """Return the files that differ from the wheel's RECORD; None if it names none of ours."""
     recorded = [file for file in installed.files or () if file.hash and file.parts[0] in PACKAGES]
     if not recorded:
@@ -386,7 +386,7 @@ def _ensemble(
     try:
         held = ensemble_format(directory)
         if held.has_manifest:
-            trained = _trained(load_manifest(directory), record)
+            trained = _collect_training(load_manifest(directory), record)
         else:
             trained = TrainingFacts("teacher", record.facts.disjoint_by, None, None, None)
         if verify:
@@ -406,7 +406,7 @@ def _ensemble(
     )
 
 
-def _trained(manifest: Any, record: EnsembleRecord) -> TrainingFacts:
+def _collect_training(manifest: Any, record: EnsembleRecord) -> TrainingFacts:
     features = getattr(manifest.teacher, "features", None)
     fitted = getattr(features, "fitted_on", None)
     public = None if fitted is None else f"{fitted.name}, {fitted.records:,} records"
@@ -498,7 +498,7 @@ def entry(facts: Facts, project: Project) -> Entry:
                 f"{' × '.join(map(str, info.ensemble.input.shape))} numbers "
                 f"({info.ensemble.input.dtype}, {info.ensemble.input.low:g} to "
                 f"{info.ensemble.input.high:g}), with one of {len(info.ensemble.classes)} classes.",
-                "unprotected_quantities": _unprotected(ensemble),
+                "unprotected_quantities": _explain_unprotected(ensemble),
             },
             "privacy_loss": {
                 "privacy_unit": UNITS[ensemble.trained.unit] if ensemble.trained else "Unknown",
@@ -633,7 +633,7 @@ def unit_details(ensemble: DossierEnsemble) -> str:
     )
 
 
-def _unprotected(ensemble: DossierEnsemble) -> str:
+def _explain_unprotected(ensemble: DossierEnsemble) -> str:
     account = ensemble.account
     schema = " The table's schema." if account.encoding else ""
     prior = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from terrine_addons.dossier.assessment import unchecked
+from terrine_addons.dossier.assessment import list_unchecked
 from terrine_addons.dossier.facts import Facts
 from terrine_addons.dossier.signing import FORMAT, sign
 from terrine_addons.dossier.words import DossierError
@@ -22,14 +22,14 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 PRINTING_SECONDS = 120
 
 
-def shown(facts: Facts) -> dict[str, Any]:
+def collect_for_template(facts: Facts) -> dict[str, Any]:
     """Return what the template of the sections needs."""
     from terrine_addons.dossier import assessment, words
     from terrine_addons.dossier import facts as registry
 
     return {
         "facts": facts,
-        "unchecked": list(unchecked(facts)),
+        "unchecked": list(list_unchecked(facts)),
         "told": facts.told,
         "words": words,
         "assessed": assessment.assess(facts),
@@ -45,7 +45,7 @@ def as_json(facts: Facts) -> bytes:
 
     from terrine_addons.dossier import assessment
 
-    written: dict[str, Any] = {"format": FORMAT, "unchecked": list(unchecked(facts))}
+    written: dict[str, Any] = {"format": FORMAT, "unchecked": list(list_unchecked(facts))}
     written |= {name: value for name, value in vars(facts).items() if name not in written}
     written["told"] = facts.told.answers
     written["audit"] = facts.audit and facts.audit.to_json()
@@ -102,7 +102,9 @@ def _page(facts: Facts) -> str:
     templates.filters |= FILTERS
     templates.globals |= {"share": format_share}
     style = (files("terrine_addons.dossier") / "templates" / "document.css").read_text("utf-8")
-    return templates.get_template("document.html").render(**shown(facts), style=style)
+    return templates.get_template("document.html").render(
+        **collect_for_template(facts), style=style
+    )
 
 
 def _print(page: Path, pdf: Path) -> str | None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from terrine_addons.dossier.facts import gather
-from terrine_addons.dossier.folder import shown
+from terrine_addons.dossier.folder import collect_for_template
 from terrine_addons.dossier.words import DossierError
 from terrine_protocol import Name
 from terrine_server.admin.access import Checked, Reader
@@ -36,6 +36,8 @@ def verified_dossier(
 
 def _dossier(services: Services, name: str, *, verify: bool) -> dict[str, Any]:
     try:
-        return shown(gather(services.ledger, services.settings, project=name, verify=verify))
+        return collect_for_template(
+            gather(services.ledger, services.settings, project=name, verify=verify)
+        )
     except (DossierError, CheckpointError, OSError) as error:
         raise Conflict(str(error)) from None

@@ -188,56 +188,56 @@ class Aggregator:
         return "the service" if digest == self._keys.service else self._keys.owners.get(digest)
 
     async def _show(self, request: Request) -> Response:
-        digest = _shown(request)
+        digest = _digest_token(request)
         if digest != self._keys.service and digest not in self._keys.owners:
-            return _refused(401, "This needs a token of this aggregator (Authorization: Bearer).")
+            return _refuse(401, "This needs a token of this aggregator (Authorization: Bearer).")
         left = self.count.most - self.count.released
         shown = AggregatorInfo(terms=self.terms, queries_left=left)
         return JSONResponse(shown.model_dump(mode="json"))
 
     async def _keep(self, request: Request) -> Response:
-        owner = self._keys.owners.get(_shown(request))
+        owner = self._keys.owners.get(_digest_token(request))
         if owner is None:
-            return _refused(401, "This needs the token of an owner (Authorization: Bearer).")
+            return _refuse(401, "This needs the token of an owner (Authorization: Bearer).")
         name = request.path_params["round"]
         if re.fullmatch(voters.ROUND_NAME, name) is None:
-            return _refused(400, "A round's name is 32 hexadecimal digits.")
+            return _refuse(400, "A round's name is 32 hexadecimal digits.")
         if request.headers.get(TERMS) != self._agreed:
-            return _refused(
+            return _refuse(
                 409,
                 "This share is made under other terms than those of this aggregator, or names "
                 "none.",
             )
         body = await request.body()
         if len(body) > self._most:
-            return _refused(413, f"A share has at most {self._most} bytes here.")
+            return _refuse(413, f"A share has at most {self._most} bytes here.")
         try:
             voters.check_share(request.headers.get(voters.SHAPE, ""), body, self.terms.classes)
         except InferenceError as error:
-            return _refused(400, f"The share is refused: {error}.")
+            return _refuse(400, f"The share is refused: {error}.")
         if not self._waiting.put(owner, name, body):
-            return _refused(409, "There is a share of this owner for this round already.")
+            return _refuse(409, "There is a share of this owner for this round already.")
         return Response(status_code=204)
 
     async def _open(self, request: Request) -> Response:
-        if _shown(request) != self._keys.service:
-            return _refused(401, "This needs the token of the service (Authorization: Bearer).")
+        if _digest_token(request) != self._keys.service:
+            return _refuse(401, "This needs the token of the service (Authorization: Bearer).")
         try:
             asked = _OPENING.decode(await request.body())
         except (msgspec.MsgspecError, RecursionError) as error:
-            return _refused(400, f"Expected the names of owners, and rows ({error}).")
+            return _refuse(400, f"Expected the names of owners, and rows ({error}).")
         taken = self._waiting.take(request.path_params["round"])
         chosen = [taken[name] for name in asked.owners if name in taken]
         # A share with weight 2 would be a vote that counts, and moves, twice.
         if len(set(asked.owners)) < len(asked.owners) or len(chosen) < max(1, len(asked.owners)):
-            return _refused(409, "Not one share of each of these owners is here. Start anew.")
+            return _refuse(409, "Not one share of each of these owners is here. Start anew.")
         try:
             found = [voters.decode_share(each, asked.rows, self.terms.classes) for each in chosen]
         except InferenceError as error:
-            return _refused(409, f"A share of this round does not fit: {error}. Start anew.")
+            return _refuse(409, f"A share of this round does not fit: {error}. Start anew.")
         released = await to_thread.run_sync(self._released, found, limiter=self._releasing)
         if released is None:
-            return _refused(403, "This aggregator has released all that its budget pays for.")
+            return _refuse(403, "This aggregator has released all that its budget pays for.")
         return Response(voters.encode_share(released), media_type="application/octet-stream")
 
     def _released(self, found: Sequence[Share]) -> Share | None:
@@ -273,7 +273,7 @@ def make(terms: AggregatorTerms, directory: Path) -> None:
     (directory / BOOKS).chmod(0o600)
 
 
-def _shown(request: Request) -> bytes:
+def _digest_token(request: Request) -> bytes:
     """Return the digest of the token that a request shows."""
     return _digest_of(request.headers.get("authorization", "").encode("latin-1"))
 
@@ -286,5 +286,5 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _refused(status: int, why: str) -> Response:
+def _refuse(status: int, why: str) -> Response:
     return JSONResponse({"error": why}, status_code=status)

@@ -87,7 +87,7 @@ def serve_teacher(ensemble: EnsembleName) -> None:
     token = read(token_file).decode("ascii").strip()
     if len(token) < 20:
         fail(f"{token_file} holds no token of at least 20 characters.")
-    agreed = _agreed(settings)
+    agreed = _load_agreed(settings)
     app = Teacher(directory, name, token, agreed).app()
     if agreed is not None:
         console.print(
@@ -99,7 +99,7 @@ def serve_teacher(ensemble: EnsembleName) -> None:
     serve_over_tls(app, f"Model {name}", settings, LIMITS)
 
 
-def _agreed(settings: TeacherServer) -> AgreedAggregator | None:
+def _load_agreed(settings: TeacherServer) -> AgreedAggregator | None:
     """Return the aggregator with which votes are shared, once it has the terms of the file."""
     url, file = settings.aggregator_url, settings.aggregator_terms_file
     if url is None or file is None or settings.aggregator_token_file is None:

@@ -20,9 +20,9 @@ from terrine_models.storage.manifests import (
     Name,
     StoreError,
     document_bytes,
+    read_verified,
     sha256,
     unreadable,
-    verified_bytes,
 )
 from terrine_models.teachers.kinds import EnsembleFormat
 from terrine_protocol import EnsembleFacts
@@ -139,7 +139,7 @@ def load_federation(directory: Path) -> Federation:
         raise unreadable(directory / FEDERATION, data, FORMAT, error) from None
     for peer in federation.peers:
         if peer.certificate is not None:
-            verified_bytes(directory, f"{peer.name}.pem", peer.certificate)
+            read_verified(directory, f"{peer.name}.pem", peer.certificate)
     return federation
 
 

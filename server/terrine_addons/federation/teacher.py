@@ -95,7 +95,7 @@ class Teacher:
 
     async def _metadata(self, request: Request) -> Response:
         if not self._allowed(request):
-            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+            return _refuse(401, "This needs the token of this teacher (Authorization: Bearer).")
         spec = self.ensemble.manifest.input
         tensor = {
             "name": "input",
@@ -109,7 +109,7 @@ class Teacher:
 
     async def _infer(self, request: Request) -> Response:
         if self._aggregator is not None:
-            return _refused(403, "This teacher shows its votes to nobody: ask it for shares.")
+            return _refuse(403, "This teacher shows its votes to nobody: ask it for shares.")
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
@@ -117,10 +117,10 @@ class Teacher:
 
     async def _share(self, request: Request) -> Response:
         if self._aggregator is None:
-            return _refused(403, "This teacher knows no aggregator to share its votes with.")
+            return _refuse(403, "This teacher knows no aggregator to share its votes with.")
         name = request.headers.get(voters.ROUND, "")
         if re.fullmatch(voters.ROUND_NAME, name) is None:
-            return _refused(400, f"{voters.ROUND} names no round: expected 32 hexadecimal digits.")
+            return _refuse(400, f"{voters.ROUND} names no round: expected 32 hexadecimal digits.")
         found = await self._voted(request)
         if isinstance(found, Response):
             return found
@@ -136,29 +136,29 @@ class Teacher:
                 timeout=AGGREGATOR_SECONDS,
             )
         except httpx.HTTPError as error:
-            return _refused(
+            return _refuse(
                 502, f"The aggregator cannot be reached: {type(error).__name__}: {error}"
             )
         if kept.status_code != 204:
-            return _refused(502, f"The aggregator refuses the share: {kept.text[:300]}")
+            return _refuse(502, f"The aggregator refuses the share: {kept.text[:300]}")
         return Response(voters.encode_share(ours), media_type="application/octet-stream")
 
     async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
         """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
-            return _refused(401, "This needs the token of this teacher (Authorization: Bearer).")
+            return _refuse(401, "This needs the token of this teacher (Authorization: Bearer).")
         body = await request.body()
         head = request.headers.get(voters.HEADER_LENGTH)
         if head is not None and not head.isdecimal():
-            return _refused(400, f"{voters.HEADER_LENGTH} is not a number of bytes.")
+            return _refuse(400, f"{voters.HEADER_LENGTH} is not a number of bytes.")
         length = None if head is None else int(head)
         try:
             return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
         except InferenceError as error:
-            return _refused(400, f"The request is refused: {error}.")
+            return _refuse(400, f"The request is refused: {error}.")
         except (VotingError, StoreError) as error:
             log.warning("imported teachers did not vote", cause=str(error))
-            return _refused(503, "The teachers did not vote. Retry later.")
+            return _refuse(503, "The teachers did not vote. Retry later.")
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
@@ -172,5 +172,5 @@ class Teacher:
         return self._caller(dict(request.headers.raw)) is not None
 
 
-def _refused(status: int, why: str) -> Response:
+def _refuse(status: int, why: str) -> Response:
     return JSONResponse({"error": why}, status_code=status)

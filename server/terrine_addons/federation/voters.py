@@ -869,6 +869,6 @@ def remote_voters(settings: Settings) -> RemoteVoters:
     return RemoteVoters(settings.data_dir)
 
 
-def shared_voters(settings: Settings) -> SharedVoters:
+def make_shared_voters(settings: Settings) -> SharedVoters:
     """Return who votes for ensembles whose owners split their votes between two servers."""
     return SharedVoters(settings.data_dir)

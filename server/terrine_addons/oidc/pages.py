@@ -45,7 +45,7 @@ def start(request: Request, services: ServicesDep) -> Response:
 
 
 @callbacks.get(CALLBACK)
-async def answered(request: Request, services: ServicesDep) -> Response:
+async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response:
     """Begin a session for whom the issuer's answer is about."""
     issuer = _issuer(services)
     given = request.query_params

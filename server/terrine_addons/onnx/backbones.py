@@ -26,8 +26,8 @@ from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     PublicModel,
     StoreError,
+    read_verified,
     sha256,
-    verified_bytes,
 )
 from terrine_protocol.files import read
 
@@ -47,7 +47,7 @@ class OnnxBackbone:
         It takes inputs [B, *shape] and has one output [B, D] in floating point. Raises StoreError.
         """
         path = Path(path)
-        found = _checked(path, inputs)
+        found = _check_backbone(path, inputs)
         data = read(path, None)
         if sha256(data) != found.sha256:
             raise StoreError(f"{path} changed while it was checked.")
@@ -60,7 +60,7 @@ class OnnxBackbone:
     @classmethod
     def load(cls, directory: Path, source: PublicModel) -> OnnxBackbone:
         """The backbone of a trained ensemble. Raises StoreError if its file is altered."""
-        data = verified_bytes(directory, BACKBONE_FILE, source.sha256)
+        data = read_verified(directory, BACKBONE_FILE, source.sha256)
         try:
             return cls.of_bytes(data, source)
         except ModelError as error:
@@ -74,7 +74,7 @@ class OnnxBackbone:
     @staticmethod
     def check(directory: Path, source: PublicModel, inputs: InputSpec) -> None:
         """Check an ensemble's backbone once more, in a process of its own. Raises StoreError."""
-        if _checked(directory / BACKBONE_FILE, inputs).sha256 != source.sha256:
+        if _check_backbone(directory / BACKBONE_FILE, inputs).sha256 != source.sha256:
             raise StoreError(
                 f"{directory / BACKBONE_FILE} was altered: the manifest has another SHA-256."
             )
@@ -99,6 +99,6 @@ class OnnxBackbone:
         return like(found, x)
 
 
-def _checked(path: Path, inputs: InputSpec) -> FileFinding:
+def _check_backbone(path: Path, inputs: InputSpec) -> FileFinding:
     (found,) = checked(CheckRequest(paths=(str(path),), spec=inputs, role="backbone"))
     return found

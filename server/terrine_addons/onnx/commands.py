@@ -82,7 +82,7 @@ def import_(
     """
     if not disjoint_by.strip():
         fail("--disjoint-by is empty. Say how no person's records came to train two teachers.")
-    declared = _declared(disjoint_by.strip(), inputs, classes, units, len(models), output)
+    declared = _declare(disjoint_by.strip(), inputs, classes, units, len(models), output)
     out = Settings().ensembles_dir / name
     tried = None if public is None else _public(public, declared)
     with console.status(f"Checking {len(models)} files"):
@@ -149,7 +149,7 @@ def parse_input(text: str) -> InputSpec:
         )
 
 
-def _declared(
+def _declare(
     disjoint_by: str,
     inputs: str,
     classes: str | None,

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
-from terrine_protocol.base import listed, normalize, numbered
+from terrine_protocol.base import list_names, map_class_numbers, normalize
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Record
@@ -83,8 +83,8 @@ class OnnxModel:
         """Whether it takes one row at a time: exporters fix the batch unless told otherwise."""
         found = {each.name: each for each in self.session.get_outputs()}
         if output is None and len(found) > 1:
-            listed = ", ".join(f"{each.name} {each.type}" for each in found.values())
-            raise ModelError(f"it has several outputs ({listed}): choose one with --output")
+            list_names = ", ".join(f"{each.name} {each.type}" for each in found.values())
+            raise ModelError(f"it has several outputs ({list_names}): choose one with --output")
         if output is not None and output not in found:
             raise ModelError(f"it has no output {output}; its outputs: {', '.join(found)}")
         self.output: str = next(iter(found)) if output is None else output
@@ -135,7 +135,7 @@ class OnnxTeachers:
 
     def _choices(self, model: OnnxModel, x: NDArray[np.generic]) -> Ints:
         try:
-            return chosen(model(x), len(x), self.classes, self.by_index)
+            return choose_classes(model(x), len(x), self.classes, self.by_index)
         except Exception as error:  # whatever it raises must not show; each row as if asked alone
             pass_on_exhaustion(error)
             return np.array([self._alone(model, row, len(x)) for row in x], dtype=np.int64)
@@ -143,7 +143,7 @@ class OnnxTeachers:
     def _alone(self, model: OnnxModel, row: NDArray[np.generic], size: int) -> int:
         try:
             values = model(np.repeat(row[None], size, 0))
-            return int(chosen(values, size, self.classes, self.by_index)[0])
+            return int(choose_classes(values, size, self.classes, self.by_index)[0])
         except Exception as error:  # see `choices`: it votes all the same
             pass_on_exhaustion(error)
             return 0
@@ -162,7 +162,9 @@ def block_of(shape: Sequence[int]) -> int:
     return max(1, min(MAX_BLOCK_INPUTS, BLOCK_BYTES // (VALUE_BYTES * math.prod(shape))))
 
 
-def chosen(values: Values, rows: int, classes: Sequence[str], by_index: bool = False) -> Ints:
+def choose_classes(
+    values: Values, rows: int, classes: Sequence[str], by_index: bool = False
+) -> Ints:
     """The classes [rows] that scores [rows, m] or labels [rows] or [rows, 1] choose.
 
     The highest score, the lowest index of equals; 0 where a score is not finite or a label is no
@@ -192,7 +194,7 @@ def indices(labels: Values, classes: Sequence[str], by_index: bool = False) -> I
     """
     if labels.dtype.kind in "iu":
         try:
-            places = None if by_index else numbered(classes)
+            places = None if by_index else map_class_numbers(classes)
         except ValueError as error:
             raise ModelError(f"its {error}") from None
         if places is None:
@@ -204,8 +206,8 @@ def indices(labels: Values, classes: Sequence[str], by_index: bool = False) -> I
 
 def labels_expected(classes: Sequence[str], by_index: bool) -> str:
     """Which labels a model may give, for people."""
-    if not by_index and numbered(classes) is not None:
-        return f"the numbers that name them are expected: {listed(classes)}"
+    if not by_index and map_class_numbers(classes) is not None:
+        return f"the numbers that name them are expected: {list_names(classes)}"
     return f"their numbers, 0 to {len(classes) - 1}, or their names are expected"
 
 
@@ -572,7 +574,7 @@ class GuardedProcess:
         return self._process.wait()
 
 
-def named(code: int) -> str:
+def name_exit(code: int) -> str:
     """How a process ended, for people."""
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
@@ -715,17 +717,17 @@ def main() -> None:
         try:
             found = check(Path(path), request, probe)
         except (ModelError, OSError) as error:
-            found = _refused(path, getattr(error, "strerror", None) or str(error))
+            found = _refuse(path, getattr(error, "strerror", None) or str(error))
         except MemoryError:
-            found = _refused(
+            found = _refuse(
                 path, f"it needs more than {VOTING_BYTES // 2**30} GiB beside its weights"
             )
         except Exception as error:  # of libraries that did not expect such a file
-            found = _refused(path, f"it cannot be checked: {first_line(error)}")
+            found = _refuse(path, f"it cannot be checked: {first_line(error)}")
         send(asking, found.model_dump_json().encode())
 
 
-def _refused(path: str, why: str) -> FileFinding:
+def _refuse(path: str, why: str) -> FileFinding:
     """Why a file is not taken: names from it are in the text, and a terminal may show it."""
     shown = "".join(c if c.isprintable() else "\ufffd" for c in why[:400])
     return FileFinding(path=path, refused=shown)
@@ -885,7 +887,7 @@ def _check_answers(model: OnnxModel, request: CheckRequest, probe: NDArray[np.ge
         if not scores or first.ndim != 2 or first.shape[0] != len(probe) or not first.shape[1]:
             raise ModelError(f"its output is {first.dtype} {list(first.shape)}, expected [B, D]")
     else:
-        chosen(first, len(probe), request.classes, request.by_index)
+        choose_classes(first, len(probe), request.classes, request.by_index)
     if scores and not np.isfinite(first).all():
         row = int(np.flatnonzero(~np.isfinite(first).all(1))[0])
         which = f"public input {row - PROBE_INPUTS}" if row >= PROBE_INPUTS else f"probe {row}"
@@ -951,14 +953,15 @@ def _check_score_order(data: bytes, request: CheckRequest) -> None:
             places = indices(labels, request.classes).tolist()
             if sorted(places) == every != places:
                 raise ModelError(
-                    f"its scores are of the classes {listed(labels.astype(str).tolist())}, in this "
-                    f"order, and not of {listed(request.classes)}: name the classes in its order"
+                    f"its scores are of the classes {list_names(labels.astype(str).tolist())}, in "
+                    f"this order, and not of {list_names(request.classes)}: name the classes in "
+                    "its order"
                 )
 
 
 def _are_numbered(classes: Sequence[str]) -> bool:
     try:
-        return numbered(classes) is not None
+        return map_class_numbers(classes) is not None
     except ValueError:
         return False
 
@@ -1064,7 +1067,7 @@ def _run(request: CheckRequest, seconds: float) -> list[FileFinding]:
             except TimeoutError:
                 why = f"its check took longer than {seconds:g} s"
             except (OSError, EOFError):
-                why = f"it ended the process that checked it ({named(process.code())})"
+                why = f"it ended the process that checked it ({name_exit(process.code())})"
             else:
                 continue
             return [*found, FileFinding(path=path, refused=why)]

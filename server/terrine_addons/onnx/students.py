@@ -148,7 +148,7 @@ class _Graph:
         return self("MatMul", self("MatMul", self.constant(rows), x), self.constant(columns.T))
 
 
-def _oriented_gradients(
+def _add_oriented_gradients(
     graph: _Graph, pictures: str, size: tuple[int, int], least: float = MIN_CELL_LENGTH
 ) -> str:
     """`maps.oriented_gradients` of [B, H, W]."""
@@ -207,18 +207,18 @@ def _angle(graph: _Graph, across: str, down: str) -> str:
     return graph.plus(angle, turn)
 
 
-def _coloured_gradients(graph: _Graph, pictures: str, shape: tuple[int, int, int]) -> str:
+def _add_coloured_gradients(graph: _Graph, pictures: str, shape: tuple[int, int, int]) -> str:
     """`maps.coloured_gradients` of [B, C, H, W]."""
     height, width, channels = shape
     lightness = graph.mean(pictures, 1)
     groups = np.array_split(np.arange(channels), min(channels, MAX_BANDS))
     means = [graph.mean(graph.part(pictures, 1, g[0], g[-1] + 1), 1) for g in groups]
     bands = graph.joined([graph.wider(each, 1) for each in means])
-    parts = [_oriented_gradients(graph, lightness, (height, width))]
+    parts = [_add_oriented_gradients(graph, lightness, (height, width))]
     for band in range(1, len(groups)):
         others = graph.mean(graph.part(bands, 1, 0, band), 1)
         contrast = graph.minus(means[band], others)
-        parts.append(_oriented_gradients(graph, contrast, (height, width), MIN_CONTRAST))
+        parts.append(_add_oriented_gradients(graph, contrast, (height, width), MIN_CONTRAST))
     cells = graph.flat(graph.between(pictures, averaging(height), averaging(width)))
     parts.append(graph.over(graph.minus(graph.times(cells, 2.0), 1.0), float(COLOUR_CELLS)))
     parts.append(graph.minus(graph.times(graph.mean(pictures, 2, 3), 2.0), 1.0))
@@ -232,15 +232,15 @@ def _coloured_gradients(graph: _Graph, pictures: str, shape: tuple[int, int, int
 def _base_features(graph: _Graph, base: str, prepared: str, inputs: InputSpec) -> str:
     """`maps.prepared_features` of rows [B, d], or of pictures [B, C, H, W]."""
     if base == "oriented_gradients":
-        return _oriented_gradients(graph, graph.mean(prepared, 1), inputs.shape[:2])  # type: ignore[arg-type]
+        return _add_oriented_gradients(graph, graph.mean(prepared, 1), inputs.shape[:2])  # type: ignore[arg-type]
     if base == "coloured_gradients":
-        return _coloured_gradients(graph, prepared, inputs.shape)  # type: ignore[arg-type]
+        return _add_coloured_gradients(graph, prepared, inputs.shape)  # type: ignore[arg-type]
     if len(inputs.shape) == 1:
         return prepared
     return graph.minus(graph.times(graph.flat(prepared), 2.0), 1.0)
 
 
-def _binned(graph: _Graph, rows: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _add_bins(graph: _Graph, rows: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     """`linear.Bins` of rows [B, columns]."""
     parts = []
     if len(tensors["steps"]):
@@ -279,7 +279,7 @@ def _part_scores(
     return graph("Add", scores, graph.constant(tensors[BIASES], np.float64))
 
 
-def _projected(graph: _Graph, base: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _add_projection(graph: _Graph, base: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     centred = graph.minus(base, tensors["mean"])
     return graph("MatMul", centred, graph.constant(tensors["basis"]))
 
@@ -295,7 +295,7 @@ def _kernel_scores(
 
     So similarities have double precision, and weights of their own.
     """
-    double = graph("Cast", _projected(graph, base, tensors), to=TensorProto.DOUBLE)
+    double = graph("Cast", _add_projection(graph, base, tensors), to=TensorProto.DOUBLE)
     landmarks = tensors["landmarks"].astype(np.float64)
     lengths = graph.sum(graph("Mul", double, double), 1, keep=True)
     lengths = graph("Add", lengths, graph.constant((landmarks**2).sum(axis=1), np.float64))
@@ -319,14 +319,14 @@ def _features(
     if spec.base == "texts":
         return _text_features(graph, spec, base, inputs, tensors)
     if spec.base == "bins":
-        base = _binned(graph, base, tensors)
-    points = _projected(graph, base, tensors)
+        base = _add_bins(graph, base, tensors)
+    points = _add_projection(graph, base, tensors)
     if spec.projection not in ("graph", "pca", "random"):
         return points
     points = graph.unit_length(points, 1)
     if spec.projection != "graph":
         return points
-    return graph.joined([points, _extended(graph, points, tensors)])
+    return graph.joined([points, _add_extension(graph, points, tensors)])
 
 
 def _text_features(
@@ -340,8 +340,8 @@ def _text_features(
     parts = []
     if spec.steps + spec.ranks:
         others = graph.constant(other_columns(inputs), np.int64)
-        binned = _binned(graph, graph("Gather", rows, others, axis=1), tensors)
-        parts.append(_projected(graph, binned, tensors))
+        binned = _add_bins(graph, graph("Gather", rows, others, axis=1), tensors)
+        parts.append(_add_projection(graph, binned, tensors))
     for number, block in enumerate(text_blocks(inputs)):
         own = graph.part(rows, 1, block.start, block.start + block.size)
         if block.hashed:
@@ -353,10 +353,10 @@ def _text_features(
     found = graph.joined(parts)
     if not spec.points:
         return found
-    return graph.joined([found, _extended(graph, graph.unit_length(found, 1), tensors)])
+    return graph.joined([found, _add_extension(graph, graph.unit_length(found, 1), tensors)])
 
 
-def _extended(graph: _Graph, points: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _add_extension(graph: _Graph, points: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     """`linear.extend`: a weighted mean of the coordinates of the nearest public points."""
     products = graph("MatMul", points, graph.constant(tensors["points"].T))
     nearest, index = f"nearest_{len(graph.nodes)}", f"index_{len(graph.nodes)}"

@@ -45,7 +45,7 @@ from terrine_addons.onnx.models import (
     checked,
     confine,
     limit_memory,
-    named,
+    name_exit,
     parent,
     read,
     receive,
@@ -55,7 +55,7 @@ from terrine_addons.onnx.models import (
 )
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData
-from terrine_models.storage.manifests import Partition, StoreError, sha256, verified_bytes, versions
+from terrine_models.storage.manifests import Partition, StoreError, read_verified, sha256, versions
 from terrine_models.teachers.manifests import (
     VOTING_SECONDS,
     Manifest,
@@ -95,7 +95,7 @@ def main() -> None:
     with suppress(OSError, EOFError):
         order = VotingJob.model_validate_json(receive(server))
         try:
-            teachers = _loaded(order, server)
+            teachers = _load_in_guard(order, server)
         except (ModelError, MemoryError) as error:
             send(
                 server, (str(error) or f"it needs more than {LOADING_BYTES // 2**30} GiB").encode()
@@ -112,7 +112,7 @@ def main() -> None:
             send(server, choices.astype("<i4").tobytes())
 
 
-def _loaded(order: VotingJob, server: socket.socket) -> OnnxTeachers:
+def _load_in_guard(order: VotingJob, server: socket.socket) -> OnnxTeachers:
     confine()
     limit_memory(LOADING_BYTES + 8 * order.size)
     models = []
@@ -190,7 +190,7 @@ class GuardedTeachers:
     def _said(self, code: int) -> str:
         if code == OUT_OF_MEMORY_EXIT_CODE:
             return f"wanted more than {VOTING_BYTES * self._order.threads // 2**30} GiB of memory"
-        return f"ended with {named(code)}"
+        return f"ended with {name_exit(code)}"
 
     def _started(self) -> GuardedProcess:
         try:
@@ -203,9 +203,7 @@ class GuardedTeachers:
             process.tell(self._order.model_dump_json().encode(), LOADING_SECONDS)
             for name, digest in self._files.items():
                 where = self._directory / name
-                refused = process.ask(
-                    verified_bytes(self._directory, name, digest), LOADING_SECONDS
-                )
+                refused = process.ask(read_verified(self._directory, name, digest), LOADING_SECONDS)
                 if refused:
                     raise StoreError(f"{where} cannot be used: {refused.decode()}.")
             refused = process.hear(LOADING_SECONDS)

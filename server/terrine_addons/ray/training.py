@@ -260,7 +260,7 @@ def _train(
         scheduling_strategy="SPREAD",
         enable_task_events=False,
     )
-    known = ray.put(_known(kind, shards))
+    known = ray.put(_make_broadcast(kind, shards))
     left = iter(runs)
     coming: list[Any] = []
     try:
@@ -281,7 +281,7 @@ def _train(
         ) from None
 
 
-def _known(kind: ShardTeachers, shards: Shards) -> Broadcast:
+def _make_broadcast(kind: ShardTeachers, shards: Shards) -> Broadcast:
     features = shards.features
     return Broadcast(
         kind=kind,

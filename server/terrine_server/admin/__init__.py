@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from terrine_models.addons import added
+from terrine_models.addons import load_added
 from terrine_server.admin import ledger, opening, projects, sign_in
 from terrine_server.admin.access import session_check
 from terrine_server.admin.rendering import answer_failure
@@ -13,7 +13,7 @@ __all__ = ["answer_failure", "router", "session_check"]
 
 router = APIRouter(include_in_schema=False)
 for screens in (
-    *added("pages"),
+    *load_added("pages"),
     sign_in.router,
     projects.overview_router,
     opening.router,

@@ -282,7 +282,7 @@ async def get_services(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(get_services)]
 
 
-async def known_parameters(request: Request) -> None:
+async def refuse_unknown_parameters(request: Request) -> None:
     """Refuse query parameters that are unknown to the route or given twice.
 
     A misspelt filter must not become no filter.

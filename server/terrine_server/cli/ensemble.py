@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from terrine_models.addons import added_as
+from terrine_models.addons import load_added_as
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import manifest_digest
@@ -112,7 +112,7 @@ def connect_trainer(where: TrainingPlace) -> Iterator[Trainer]:
     if where is TrainingPlace.HERE:
         yield train_locally
         return
-    elsewhere = added_as("trainers", where)
+    elsewhere = load_added_as("trainers", where)
     if elsewhere is None:
         fail(f"`--on {where}` needs the add-on `{where}`, which this installation lacks.")
     with elsewhere(Settings()) as train_elsewhere:
@@ -278,7 +278,7 @@ def show_directory(directory: Path, *, verify: bool) -> None:
     elif verify:
         held.verify(directory)
         said = f"{directory}: {held.document} is as it should be."
-        ask = added_as("probes", held.facts(directory)[1].kind)
+        ask = load_added_as("probes", held.facts(directory)[1].kind)
         reached = Reached() if ask is None else ask(directory)
     if held.has_manifest and not as_json():
         show_manifest(directory, load_manifest(directory))

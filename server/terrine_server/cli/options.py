@@ -72,7 +72,7 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
     kind = kinds.get(name)
     if kind is None:
         fail(f"{option} is one of {', '.join(kinds)}; not {name!r}.")
-    known = _described_fields(kind)
+    known = _select_described_fields(kind)
     for parameter in parameters:
         if parameter not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
@@ -80,7 +80,7 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
     return TypeAdapter(kind).validate_python(parameters)
 
 
-def _described_fields(kind: type) -> dict[str, FieldInfo]:
+def _select_described_fields(kind: type) -> dict[str, FieldInfo]:
     """Return the fields that a user may state: those that have a description."""
     fields: dict[str, FieldInfo] = getattr(kind, "__pydantic_fields__")  # noqa: B009 - of any class
     return {name: each for name, each in fields.items() if each.description and name != "name"}
@@ -93,7 +93,7 @@ def _parameters(kind: type) -> list[dict[str, object]]:
             "meaning": field.description,
             "default": "required" if field.is_required() else field.get_default(),
         }
-        for name, field in _described_fields(kind).items()
+        for name, field in _select_described_fields(kind).items()
     ]
 
 
@@ -161,7 +161,7 @@ def _list_parameters(listed: Mapping[str, Mapping[str, type]]) -> None:
             "name": each,
             "parameters": ", ".join(
                 parameter if field.is_required() else f"[{parameter}]"
-                for parameter, field in _described_fields(kind).items()
+                for parameter, field in _select_described_fields(kind).items()
             ),
             "what it is": kind.__doc__,
         }

@@ -341,7 +341,7 @@ def evaluate(
         fail(f"--votes must end in .npz; {votes} does not.")
     loaded = Ensemble.load(ensemble_directory(ensemble))
     manifest = loaded.manifest
-    labelled = _labelled(data, manifest, reading.note_aside if as_json() else reading.note)
+    labelled = _load_labelled(data, manifest, reading.note_aside if as_json() else reading.note)
     counts = loaded.votes(labelled.inputs)
     found = Agreement.of(counts, labelled.labels, manifest.classes)
     if votes is not None:
@@ -361,7 +361,7 @@ def evaluate(
     )
 
 
-def _labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
+def _load_labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
     data = reading.format_of(path, manifest).labelled(path, manifest, note, True)
     if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
         fail(

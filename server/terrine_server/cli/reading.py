@@ -49,7 +49,7 @@ from terrine_models.tables.loading import (
     read_schema,
 )
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
-from terrine_protocol.base import listed, normalize
+from terrine_protocol.base import list_names, normalize
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
@@ -229,7 +229,7 @@ def _public_archive(path: Path, private: Dataset, note: Note) -> PublicRecords:
     return PublicRecords(inputs, labelled, labelled.groups)
 
 
-def _labelled_archive(path: Path, like: Layout, note: Note, public: bool) -> Dataset:
+def _load_labelled_archive(path: Path, like: Layout, note: Note, public: bool) -> Dataset:
     if public:
         return load_npz(path, classes=like.classes)
     try:
@@ -273,7 +273,7 @@ ARRAYS = DataFormat(
     inputs=lambda path, like, note, accept: load_inputs(path),
     labelled=lambda path, like, note, public: load_idx(path, classes=like.classes),
 )
-ARCHIVE = replace(ARRAYS, public=_public_archive, labelled=_labelled_archive)
+ARCHIVE = replace(ARRAYS, public=_public_archive, labelled=_load_labelled_archive)
 PICTURES = DataFormat(
     check=list_images,
     public=_public_pictures,
@@ -588,9 +588,9 @@ def _declare_schema(out: Path) -> None:
     """
     if str(out) == "-" or not sys.stdin.isatty():
         fail("--declare asks questions at a terminal, and writes a file: --out FILE.")
-    columns = _begun_columns(out)
+    columns = _load_begun_columns(out)
     if columns:
-        say(f"{out} has {listed([each.name for each in columns])} so far; more follow.")
+        say(f"{out} has {list_names([each.name for each in columns])} so far; more follow.")
     say(
         "Everything that you say becomes public. Take it from the forms and codebooks by which the "
         "data were collected, never from the records."
@@ -607,12 +607,15 @@ def _declare_schema(out: Path) -> None:
     try:
         found = TableSchema(columns=tuple(columns))
     except ValidationError as error:
-        fail(f"{out} is not a complete schema yet: {first_problem(error)}. Go on with the same command.")
+        fail(
+            f"{out} is not a complete schema yet: {first_problem(error)}. Go on with the same "
+            "command."
+        )
     say(f"{out}: {len(found.features)} columns to learn from. Then, without any public data:")
     say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")
 
 
-def _begun_columns(out: Path) -> list[Column]:
+def _load_begun_columns(out: Path) -> list[Column]:
     """Return the columns of a schema that was begun; none if there is no such file."""
     if not out.exists():
         return []

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.text import Text
 from sqlalchemy import Engine, make_url
 
-from terrine_models.addons import added, added_as
+from terrine_models.addons import load_added, load_added_as
 from terrine_server import doctor as health
 from terrine_server import logs
 from terrine_server.app import create_app
@@ -236,16 +236,19 @@ def _check_prerequisites(settings: Settings) -> None:
         votes_on = health.check_device(settings.device)
         if votes_on.state is not Severity.OK:
             fail(votes_on.found)
-    if settings.voters is not VotersKind.HERE and added_as("local_voters", settings.voters) is None:
+    if (
+        settings.voters is not VotersKind.HERE
+        and load_added_as("local_voters", settings.voters) is None
+    ):
         fail(
             f"TERRINE_VOTERS={settings.voters} needs the add-on `{settings.voters}`, which this "
             "installation of Terrine lacks."
         )
-    if settings.oidc_issuer is not None and next(added("issuer"), None) is None:
+    if settings.oidc_issuer is not None and next(load_added("issuer"), None) is None:
         fail(
             "TERRINE_OIDC_ISSUER needs the add-on `oidc`, which this installation of Terrine lacks."
         )
-    for check in added("start"):
+    for check in load_added("start"):
         check(settings)
 
 

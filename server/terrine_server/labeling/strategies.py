@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable, InvalidQuery
-from terrine_server.labeling.voters import Neighbourhood, Voters, checked_votes
+from terrine_server.labeling.voters import Neighbourhood, Voters, get_checked_votes
 from terrine_server.ledger import SHARED, Ledger, ProjectRecord, SpentAccounts
 from terrine_server.privacy import (
     Accounts,
@@ -110,7 +110,7 @@ class VoteStrategy:
 
         Raises `EnsembleUnavailable`, and ConcurrentUpdate if the project has moved on.
         """
-        counts = checked_votes(self.voters, self.project.ensemble, queries)
+        counts = get_checked_votes(self.voters, self.project.ensemble, queries)
         return Vote(range(len(queries)), counts)
 
     def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:

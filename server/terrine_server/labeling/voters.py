@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from terrine_models.addons import added_as
+from terrine_models.addons import load_added_as
 from terrine_server.errors import EnsembleUnavailable, NotFound
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
@@ -138,7 +138,7 @@ class Voters(Protocol):
         return  # most have nothing
 
 
-def checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+def get_checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
     """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
 
     Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
@@ -223,7 +223,7 @@ class AnyVoters(Voters):
         kind = record.facts.kind
         with self._lock:
             if kind not in self._voters:
-                elsewhere = added_as("voters", kind)
+                elsewhere = load_added_as("voters", kind)
                 self._voters[kind] = (
                     self._local() if elsewhere is None else elsewhere(self._settings)
                 )
@@ -235,7 +235,7 @@ class AnyVoters(Voters):
             if self._kind is VotersKind.HERE:
                 made = resolve_name(LOCAL_VOTERS)
             else:
-                made = added_as("local_voters", self._kind)
+                made = load_added_as("local_voters", self._kind)
             if made is None:
                 raise EnsembleUnavailable(
                     f"TERRINE_VOTERS={self._kind} needs the add-on `{self._kind}`, which this "

@@ -198,10 +198,12 @@ def append(
         "seal": tx.seals.of("projects", {**fixed, **balance}),
     }
     write = _in_sqlite if tx.connection.dialect.name == "sqlite" else _in_postgresql
-    return write(tx.connection, tx.now, move, entries, [_sealed(tx, before.id, p) for p in paid])
+    return write(
+        tx.connection, tx.now, move, entries, [_seal_payment(tx, before.id, p) for p in paid]
+    )
 
 
-def _sealed(tx: Transaction, project_id: int, payment: Payment) -> tuple[Any, ...]:
+def _seal_payment(tx: Transaction, project_id: int, payment: Payment) -> tuple[Any, ...]:
     """Return a payment as a tuple of `PAYMENT_COLUMNS`."""
     row = payment.first, payment.last, payment.token
     return *row, tx.seals.over("payments", (project_id, *row))
@@ -324,7 +326,7 @@ def charge(
         if not batch:
             answers.append(InvalidQuery("The batch is empty; at least one query is expected."))
         elif all(result is REFUSED for result in of_batch):
-            answers.append(_exhausted(after))
+            answers.append(_make_exhausted_error(after))
         else:
             answers.append(ChargedBatch(of_batch, after))
         paid = [result.seq for result in of_batch if result.seq and not result.replayed]
@@ -355,7 +357,7 @@ def check_active(project: ProjectRecord) -> None:
         raise ProjectClosed(f"The project {project.name} is closed and will not answer again.")
 
 
-def _exhausted(project: ProjectRecord) -> BudgetExhausted:
+def _make_exhausted_error(project: ProjectRecord) -> BudgetExhausted:
     budget = project.terms.budget
     if project.terms.allowance is not None:
         return BudgetExhausted(

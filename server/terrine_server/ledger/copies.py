@@ -127,7 +127,7 @@ def copy_to_file(engine: Engine, path: Path) -> str:
     not there or newer than this version, and DatabaseUnavailable.
     """
     with snapshot(engine) as source:
-        found = migrating.known_revision(source)
+        found = migrating.read_known_revision(source)
         path.touch(mode=0o600)
         if sqlite_path(engine) is not None:
             with closing(sqlite3.connect(path)) as target:

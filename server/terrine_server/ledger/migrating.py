@@ -86,7 +86,7 @@ def schema_differences(engine: Engine) -> list[SchemaDifference]:
 
 def _compare(connection: Connection) -> Iterator[SchemaDifference]:
     """Yield the differences, by a connection that may make temporary tables."""
-    expected, found = _expected(connection), _found(connection)
+    expected, found = _read_expected_parts(connection), _read_found_parts(connection)
     dialect = connection.dialect.name
     missing, added = _only_in_first(expected, found), _only_in_first(found, expected)
     for described, (part,) in missing.items():
@@ -105,16 +105,16 @@ def _only_in_first(first: _Parts, second: _Parts) -> _Parts:
     return {described: parts for described, parts in first.items() if described not in second}
 
 
-def _expected(connection: Connection) -> _Parts:
+def _read_expected_parts(connection: Connection) -> _Parts:
     if connection.dialect.name == "sqlite":
-        return _expected_of_sqlite()
+        return _read_expected_parts_of_sqlite()
     engine = connection.engine
     if engine not in _expected_of:
-        _expected_of[engine] = _expected_of_postgresql(connection)
+        _expected_of[engine] = _read_expected_parts_of_postgresql(connection)
     return _expected_of[engine]
 
 
-def _found(connection: Connection) -> _Parts:
+def _read_found_parts(connection: Connection) -> _Parts:
     if connection.dialect.name == "sqlite":
         return _parts(_of_sqlite(connection))
     query = "SELECT relnamespace FROM pg_class WHERE oid = to_regclass('alembic_version')"
@@ -132,7 +132,7 @@ def _parts(parts: Iterator[_SchemaPart]) -> _Parts:
 
 
 @cache
-def _expected_of_sqlite() -> _Parts:
+def _read_expected_parts_of_sqlite() -> _Parts:
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:
@@ -152,11 +152,11 @@ def _of_sqlite(connection: Connection) -> Iterator[_SchemaPart]:
     for kind, name, table, sql, shared in connection.exec_driver_sql(query):
         if kind == "table" and name in ("sqlite_stat1", "sqlite_stat4"):
             continue
-        definition = _spaced(str(sql)) + (" stored where another is" if shared else "")
+        definition = _normalize_spaces(str(sql)) + (" stored where another is" if shared else "")
         yield _SchemaPart(str(kind), str(name), str(table), definition)
 
 
-def _spaced(sql: str) -> str:
+def _normalize_spaces(sql: str) -> str:
     """Write any white space as one space, except in quotes."""
     return re.sub(r"('(?:[^']|'')*'|\"[^\"]*\")|\s+", lambda found: found[1] or " ", sql).strip()
 
@@ -166,7 +166,7 @@ def _spaced(sql: str) -> str:
 _FUNCTION = re.compile(r"EXECUTE FUNCTION (terrine_\w+)")
 
 
-def _expected_of_postgresql(connection: Connection) -> _Parts:
+def _read_expected_parts_of_postgresql(connection: Connection) -> _Parts:
     def of_this_schema(
         _: Any, __: Any, statement: str, parameters: Any, ___: Any, ____: Any
     ) -> tuple[str, Any]:
@@ -374,7 +374,7 @@ def schema_revision() -> str:
 def check_schema(engine: Engine) -> None:
     """Raise SchemaMismatch, with the command to run, unless the tables are this version's."""
     with reading(engine) as connection:
-        if known_revision(connection) != schema_revision():
+        if read_known_revision(connection) != schema_revision():
             raise SchemaMismatch(
                 "The ledger's tables are of an older Terrine. Run `terrine init` to migrate them."
             )
@@ -417,7 +417,7 @@ def check_definitions(engine: Engine) -> None:
         )
 
 
-def known_revision(connection: Connection) -> str:
+def read_known_revision(connection: Connection) -> str:
     """Return the revision of a ledger of this version or an earlier one. Raises SchemaMismatch."""
     revision = _revision(connection)
     if revision is None:
@@ -427,7 +427,7 @@ def known_revision(connection: Connection) -> str:
 
 def missing_migrations(connection: Connection) -> int:
     """Return how many migrations would bring a ledger to this version. Raises SchemaMismatch."""
-    found = known_revision(connection)
+    found = read_known_revision(connection)
     scripts = ScriptDirectory.from_config(_config())
     return sum(1 for _ in scripts.iterate_revisions("head", found))
 

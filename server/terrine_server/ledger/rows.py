@@ -118,7 +118,7 @@ def find_charges(
     """
     by: _By = "name" if isinstance(project, str) else "id"
     if connection.dialect.name == "postgresql":
-        given = {"project": project, **_wanted(digests)}
+        given = {"project": project, **_group_digests(digests)}
         rows = connection.execute(_account_and_found(by), given).all()
         return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
     account = connection.execute(_account(by), {"project": project}).one_or_none()
@@ -126,14 +126,14 @@ def find_charges(
         return None, []
     found: list[Any] = []
     for start in range(0, len(digests) or 1, _MAX_DIGESTS):
-        wanted = _wanted(digests[start : start + _MAX_DIGESTS])
+        wanted = _group_digests(digests[start : start + _MAX_DIGESTS])
         values = (account.id, account.charges, *chain.from_iterable(wanted.values()))
-        query = _found({name: len(values) for name, values in wanted.items()})
+        query = _select_found({name: len(values) for name, values in wanted.items()})
         found += connection.exec_driver_sql(query, values).all()
     return account, found
 
 
-def _wanted(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
+def _group_digests(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
     nothing = [b""]  # an empty list of values is not a valid table
     return {
         "queries": sorted({digest.query for digest in digests}) or nothing,
@@ -164,7 +164,7 @@ def _account(by: _By) -> Executable:
     return select(*_ACCOUNT).where(projects.c[by] == bindparam("project"))
 
 
-def _found(wanted: Mapping[str, int]) -> str:
+def _select_found(wanted: Mapping[str, int]) -> str:
     """Return SQLite's query for what is wanted: so many values of each name.
 
     Its parameters are the project, how many charges it counts, and the values.
@@ -622,7 +622,7 @@ def _account_fields(row: Any) -> dict[str, Any]:
         "delta_spent": row.delta_spent,
         "cap_spent": row.cap_spent,
         "charges": row.charges,
-        "published": _published(row.published),
+        "published": _parse_published(row.published),
         "head": row.head.hex(),
         "closed_at": row.closed_at,
         "seal": row.seal,
@@ -637,7 +637,7 @@ def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
     ]
 
 
-def _published(text: str) -> list[Publication]:
+def _parse_published(text: str) -> list[Publication]:
     entries = json.loads(text)
     if not isinstance(entries, list):
         raise TypeError("published is not a list")
@@ -851,7 +851,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
     days: dict[date, dict[Outcome, int]] = {}
     outcomes: dict[Outcome, int] = {}
     with readable(f"An entry of project {project.name!r}", project.name):
-        for row in connection.execute(_summed(project, connection.dialect.name == "sqlite")):
+        for row in connection.execute(_select_sums(project, connection.dialect.name == "sqlite")):
             if not isinstance(row.last, datetime):
                 raise TypeError("a time is not an instant")
             seq, at, paid = parts.get((row.published, row.part), (0, row.last, 0))
@@ -881,7 +881,7 @@ def load_history(connection: Connection, project: ProjectRecord) -> History:
     )
 
 
-def _summed(project: ProjectRecord, sqlite: bool) -> Any:
+def _select_sums(project: ProjectRecord, sqlite: bool) -> Any:
     """Select sums by publication, part, day and outcome, over the entries that the account counts.
 
     Parts have equal length, a power of two: as a project grows, points go, and none moves.

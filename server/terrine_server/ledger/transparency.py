@@ -98,7 +98,7 @@ def count_leaves(connection: Connection) -> int:
 
 def load_sources(connection: Connection, with_news: bool = True) -> list[EntrySource]:
     """Return the administrative log and the projects, or those `with_news` for the tree."""
-    found = [EntrySource(LOG_SOURCE, LOG_START, _logged(connection, LOG_SOURCE))]
+    found = [EntrySource(LOG_SOURCE, LOG_START, _read_last_logged(connection, LOG_SOURCE))]
     logged = (
         select(func.coalesce(func.max(tree_leaves.c.seq), 0))
         .where(tree_leaves.c.source == projects.c.id)
@@ -138,7 +138,7 @@ def compute_growth(connection: Connection, most: int) -> TreeGrowth:
         if not left:
             break
     hashes = [transparency.leaf_hash(entry) for run in runs for entry in run.entries]
-    nodes = _completed(connection, before, hashes)
+    nodes = _complete_nodes(connection, before, hashes)
     return TreeGrowth(before, row is None, blinding, runs, nodes)
 
 
@@ -192,7 +192,9 @@ def _select_entries(source: int) -> Select[Any]:
     return query.where(entry.project_id == source).order_by(entry.seq)
 
 
-def _completed(connection: Connection, start: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
+def _complete_nodes(
+    connection: Connection, start: int, hashes: Sequence[bytes]
+) -> list[dict[str, Any]]:
     """Return the nodes that leaves with these hashes complete, from position `start` on."""
     nodes: list[dict[str, Any]] = []
     level = 0
@@ -260,7 +262,7 @@ def load_source(connection: Connection, project: str | None) -> EntrySource:
     return EntrySource(row.id, row.genesis, 0)
 
 
-def _logged(connection: Connection, source: int) -> int:
+def _read_last_logged(connection: Connection, source: int) -> int:
     query = select(func.max(tree_leaves.c.seq)).where(tree_leaves.c.source == source)
     return connection.execute(query).scalar_one() or 0
 

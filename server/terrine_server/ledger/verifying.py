@@ -120,7 +120,7 @@ class TermsChecker:
 
         The query's own is not recorded, but its digest covers it.
         """
-        event = _parsed(entry["event"])
+        event = _parse(entry["event"])
         stated = event.get("baseline") if isinstance(event, dict) else None
         return stated if type(stated) is int and stated in self.terms.baselines else 0
 
@@ -195,7 +195,7 @@ def check_entry(project: Raw, checker: TermsChecker, classes: int, entry: Raw) -
         yield f"{outcome}, yet has a figure"
     if entry["mechanism"] != project["mechanism"]:
         yield "mechanism is not the project's"
-    if _parsed(entry["event"]) != entry_event(checker.events, outcome, baseline):
+    if _parse(entry["event"]) != entry_event(checker.events, outcome, baseline):
         yield f"cost event is not that of {what}"
 
 
@@ -294,7 +294,7 @@ def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: object) -> object:
+def _parse(text: object) -> object:
     try:
         return json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -423,7 +423,7 @@ def open_export(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEnt
             first = json.loads(next(lines, ""))
             if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
                 raise ValueError(first["format"])
-            project = {name: _stored(name, value) for name, value in first["account"].items()}
+            project = {name: _to_stored(name, value) for name, value in first["account"].items()}
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise ArchiveError(
                 f"{path} does not begin with an account; expected what "
@@ -466,7 +466,7 @@ def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
     return tuple(entry[name] for name in ENTRY_COLUMNS)
 
 
-def _stored(name: str, value: Any) -> Any:
+def _to_stored(name: str, value: Any) -> Any:
     if name in _DIGESTS:
         return bytes.fromhex(value)
     if name in _TIMES and value is not None:
@@ -591,7 +591,7 @@ class _LedgerWalk:
             seq, created_at, query, input = entry[:4]
             shared, counts, hash = entry[KIND_POSITIONS], entry[-2], entry[-1]
             if seq != last + 1:
-                yield _misnumbered(seq, last)
+                yield _explain_misnumbered(seq, last)
             kind = kinds.get(shared)
             if kind is None:
                 if len(kinds) == _MAX_KINDS:
@@ -646,7 +646,7 @@ def _count(checker: TermsChecker, kinds: dict[Sequence[Any], _SharedFields]) -> 
     kinds.clear()
 
 
-def _misnumbered(seq: int, last: int) -> str:
+def _explain_misnumbered(seq: int, last: int) -> str:
     if seq <= last:
         return f"entry {seq}: entries are numbered from 1"
     if seq == last + 2:

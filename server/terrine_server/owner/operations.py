@@ -421,7 +421,7 @@ def register_ensemble(
     held.verify(directory)
     digest = held.digest(directory)
     joined = choose_population(ledger.populations(), wanted.population, disjoint=wanted.disjoint)
-    limit = _wanted_cap(wanted, joined)
+    limit = _find_wanted_cap(wanted, joined)
     if held.has_manifest:
         manifest = load_manifest(directory)
         _refuse_teachers_of_others(ledger, settings, name, manifest)
@@ -443,7 +443,7 @@ def register_ensemble(
     )
 
 
-def _wanted_cap(wanted: EnsembleRegister, joined: PopulationRecord | None) -> Cap | None:
+def _find_wanted_cap(wanted: EnsembleRegister, joined: PopulationRecord | None) -> Cap | None:
     """Return the cap that an owner gives; None if that of the population is to be shared."""
     if wanted.epsilon is None or wanted.delta is None:
         return None

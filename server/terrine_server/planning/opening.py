@@ -642,7 +642,7 @@ def _allowed_costs(
     costs_of: CostsByShare,
 ) -> dict[float, OutcomeCosts]:
     """Return what both outcomes cost, by share of an answer, where neither costs too much."""
-    event = _priced_release(mechanism)
+    event = _choose_priced_release(mechanism)
     costs = zip(shares, costs_of(event, shares, order), strict=True)
     found = {share: both for share, both in costs if both is not None}
     if len(shares) == 1 or not found:
@@ -661,7 +661,7 @@ def _max_outcome_cost(event: ConfidentMax, order: float) -> float:
     return MAX_OUTCOME_COST * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
 
 
-def _priced_release(mechanism: Thresholded) -> ConfidentMax:
+def _choose_priced_release(mechanism: Thresholded) -> ConfidentMax:
     """Return what an answer is charged for at one price for both outcomes."""
     event = replace(mechanism, answer_share=1.0).events()[VoteOutcome.ANSWERED]
     if not isinstance(event, ConfidentMax):

@@ -259,7 +259,7 @@ NOISE_SHARES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
 
 def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
     """Return the values of each parameter that a plan tries by default."""
-    sigmas = _rounded(teachers, NOISE_SHARES)
+    sigmas = _select_sigmas(teachers, NOISE_SHARES)
     match name:
         case "gnmax" | "noisy_votes":
             return {"sigma": sigmas}
@@ -270,8 +270,8 @@ def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[f
             shares = (0.5, 0.6, 0.7, 0.8, 0.9) if name == "confident_gnmax" else (0.3, 0.5, 0.7)
             grid: dict[str, Sequence[float]] = {
                 "threshold": sorted({round(share * teachers) for share in shares}),
-                "sigma1": _rounded(teachers, (0.1, 0.2, 0.3, 0.6)),
-                "sigma2": _rounded(teachers, NOISE_SHARES[2:]),
+                "sigma1": _select_sigmas(teachers, (0.1, 0.2, 0.3, 0.6)),
+                "sigma2": _select_sigmas(teachers, NOISE_SHARES[2:]),
             }
             return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
         case "stable":
@@ -314,7 +314,7 @@ def _as_parameter(parameter: str, value: float) -> float:
     return round(value) if parameter in ("threshold", "c") else float(value)
 
 
-def _rounded(teachers: int, shares: Iterable[float]) -> list[float]:
+def _select_sigmas(teachers: int, shares: Iterable[float]) -> list[float]:
     return _distinct(_clip(teachers * share, MIN_SIGMA, MAX_SIGMA) for share in shares)
 
 
@@ -414,7 +414,7 @@ def plan(
     by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
     chosen = max(pool, key=_worth)
     votes = known[chosen.teachers]
-    mechanism, _, rate = _expected(chosen.spec, votes)
+    mechanism, _, rate = _forecast_spec(chosen.spec, votes)
     publishing = None
     if data_dependent:
         publishing = DataDependent(mechanism, votes, delta=delta).plan(epsilon)
@@ -433,7 +433,7 @@ def plan(
 
 
 def _candidate(spec: Spec, votes: Votes, epsilon: float, delta: float) -> Candidate:
-    mechanism, expected, rate = _expected(spec, votes)
+    mechanism, expected, rate = _forecast_spec(spec, votes)
     quoted = quick_quote(mechanism, epsilon, delta, rate, guessed=not votes.cast)
     queries, answered = int(quoted.answers / rate), expected.answered
     answers = quoted.cautious(rate).answers if votes.cast else queries * answered
@@ -460,7 +460,7 @@ def _quotes(
     return tuple(replace(each, answers=expected_answers(each.terms, pass_rate)) for each in found)
 
 
-def _expected(spec: Spec, votes: Votes) -> tuple[Mechanism, ExpectedOutcomes, float]:
+def _forecast_spec(spec: Spec, votes: Votes) -> tuple[Mechanism, ExpectedOutcomes, float]:
     """Return a mechanism with its forecast, and the share of queries that pay for an answer.
 
     The share has the digits that a command shows.

@@ -248,8 +248,8 @@ def label_table(sigma: float, order: float) -> LabelTable:
     tail = np.cumsum(mass[::-1])[::-1]  # U(k) = Pr[D ≥ k], summed from the small end
 
     rows = slice(reach, reach + int(np.count_nonzero(tail[reach:] > SMALLEST_TAIL)))
-    lost = _moved(k, mass, tail, log_mass, sigma, order, -2)
-    won = _moved(k, mass, tail, log_mass, sigma, order, 2)
+    lost = _move_law(k, mass, tail, log_mass, sigma, order, -2)
+    won = _move_law(k, mass, tail, log_mass, sigma, order, 2)
     # Λ(k) is the largest over all k' ≥ k, of which the table has all that matter.
     lose, gain = (_running(one.majorant[rows] + one.rest[rows]) for one in (lost, won))
     rest = _running(np.maximum(lost.rest[rows], won.rest[rows]))
@@ -278,7 +278,7 @@ class _Moved:
     rest: Floats
 
 
-def _moved(
+def _move_law(
     k: Integers,
     mass: Floats,
     tail: Floats,

@@ -148,7 +148,7 @@ def threshold_events(
     return replace(whole, answered=False), whole
 
 
-def checked_counts(
+def check_counts(
     counts: NDArray[Any],
     teachers: int,
     classes: int,
@@ -222,7 +222,7 @@ class GNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = check_counts(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_gaussian(self.sigma), entropy)
         return Released.all_answered(labels)
 
@@ -258,7 +258,7 @@ class LNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = check_counts(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
         return Released.all_answered(labels)
 
@@ -310,7 +310,7 @@ class Immutable:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = check_counts(counts, self.teachers, self.classes)
         votes[np.arange(len(votes)), votes.argmax(axis=1)] += self.c
         if self.gamma is None:
             table = discrete_gaussian(cast("float", self.sigma))
@@ -358,7 +358,7 @@ class NoisyVotes:
 
         Ties go to the lowest class. A noisy count may be negative, or exceed the teachers.
         """
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = check_counts(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
         return Released.all_counted(votes + noise)
 
@@ -424,7 +424,7 @@ class ConfidentGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer or abstain for each row of counts, int64[B, m]; both draw the same noise."""
-        votes = checked_counts(
+        votes = check_counts(
             counts, self.teachers, self.classes, all_vote=self.answer_share is not None
         )
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
@@ -517,7 +517,7 @@ class InteractiveGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer, confirm or abstain for each row of counts and probabilities, both [B, m]."""
-        votes = checked_counts(
+        votes = check_counts(
             counts, self.teachers, self.classes, all_vote=self.answer_share is not None
         )
         if probabilities is None:
@@ -604,7 +604,7 @@ class StableArgmax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer with the exact winner or abstain, for each row of counts, int64[B, m]."""
-        votes = checked_counts(counts, self.teachers, self.classes)
+        votes = check_counts(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
         passed = distance_to_instability(votes) + noise >= self.threshold
         return Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED)
@@ -790,7 +790,7 @@ class Neighbours:
         Ties go to the lowest class. The accounts that belong to the counts must be durable before
         what is returned is sent. Raises `ValueError` on counts that no units can have cast.
         """
-        cast = checked_counts(counts, self.teachers * self.norm, self.classes, sums=False)
+        cast = check_counts(counts, self.teachers * self.norm, self.classes, sums=False)
         noise = discrete_gaussian(self.sigma).sample(cast.shape, entropy)
         return Released.all_counted(cast + noise)
 

@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from support.wording import holds, refuses
 from terrine_addons.demo import material
-from terrine_addons.demo.material import FetchError, cache_directory, cached_mnist
+from terrine_addons.demo.material import FetchError, cache_directory, is_mnist_cached
 
 
 @dataclass
@@ -95,7 +95,7 @@ def test_all_four_files_arrive_unpacked_and_are_not_fetched_again(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     bar = fetch_mnist(mirror.url, tmp_path / "mnist")
-    assert cached_mnist(tmp_path / "mnist")
+    assert is_mnist_cached(tmp_path / "mnist")
     assert leftovers(tmp_path / "mnist") == sorted(material.FILES)
     assert {task.description: (task.completed, task.total) for task in bar.tasks} == {
         name: (len(mirror.files[f"/{name}.gz"]),) * 2 for name in material.FILES
@@ -127,7 +127,7 @@ def test_what_is_not_a_file_of_mnist_is_refused_and_not_kept(
     with refuses(FetchError, *words):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == ([] if name == FIRST else ["train-images-idx3-ubyte"])
-    assert not cached_mnist(tmp_path)
+    assert not is_mnist_cached(tmp_path)
 
 
 def test_a_mirror_that_hangs_up_half_way_leaves_nothing_half_written(
@@ -157,7 +157,7 @@ def test_a_download_that_breaks_off_is_tried_once_more_and_that_is_said(
     said = io.StringIO()
     with stamina.set_testing(True, attempts=9, cap=True):
         material.fetch_mnist(mirror.url, tmp_path, Progress(console=Console(file=said)))
-    assert cached_mnist(tmp_path)
+    assert is_mnist_cached(tmp_path)
     assert mirror.served.count("/train-images-idx3-ubyte.gz") == 2
     holds(said.getvalue(), "again")
     assert "stamina" not in "".join([said.getvalue(), *capfd.readouterr()])
@@ -166,16 +166,16 @@ def test_a_download_that_breaks_off_is_tried_once_more_and_that_is_said(
 def test_a_mirror_may_declare_the_packing_as_its_own(mirror: Mirror, tmp_path: Path) -> None:
     mirror.encoding = "gzip"
     fetch_mnist(mirror.url, tmp_path)
-    assert cached_mnist(tmp_path)
+    assert is_mnist_cached(tmp_path)
 
 
 def test_an_altered_file_in_the_cache_is_fetched_afresh(mirror: Mirror, tmp_path: Path) -> None:
     fetch_mnist(mirror.url, tmp_path)
     name = "t10k-labels-idx1-ubyte"
     (tmp_path / name).write_bytes(bytes((tmp_path / name).stat().st_size))
-    assert not cached_mnist(tmp_path)
+    assert not is_mnist_cached(tmp_path)
     fetch_mnist(mirror.url, tmp_path)
-    assert cached_mnist(tmp_path)
+    assert is_mnist_cached(tmp_path)
 
 
 def test_the_cache_is_where_the_user_keeps_caches(

@@ -46,11 +46,11 @@ from support.wording import holds, refuses, says
 from terrine_addons.dossier import assessment, folder, signing, words
 from terrine_addons.dossier import facts as code
 from terrine_addons.dossier import facts as registry
-from terrine_addons.dossier.assessment import unchecked
+from terrine_addons.dossier.assessment import list_unchecked
 from terrine_addons.dossier.facts import (
     Facts,
     TrainingFacts,
-    _trained,
+    _collect_training,
     gather,
     read_audit,
     what_leaves,
@@ -152,7 +152,7 @@ def world(
 
 
 def whats(facts: Facts) -> list[str]:
-    return [each.what for each in unchecked(facts)]
+    return [each.what for each in list_unchecked(facts)]
 
 
 class Page(HTMLParser):
@@ -449,7 +449,7 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     def having(trained: TrainingFacts) -> Facts:
         return replace(facts, ensembles=(replace(facts.ensembles[0], trained=trained),))
 
-    found = having(_trained(people, record))
+    found = having(_collect_training(people, record))
     details = registry.unit_details(found.ensembles[0])
     holds(details, "person", "patient")
     states = {each.hazard: each.state.value for each in assessment.assess(found)}
@@ -677,11 +677,11 @@ def test_code_is_digested_as_sha256sum_would_and_held_against_its_wheel(tmp_path
     kept.write_bytes(b"noise = 1\n")
     recorded = base64.urlsafe_b64encode(hashlib.sha256(kept.read_bytes()).digest()).rstrip(b"=")
     (info / "RECORD").write_text(f"terrine_server/noise.py,sha256={recorded.decode()},10\n")
-    assert code._altered(PathDistribution(info)) == ()
+    assert code._find_altered(PathDistribution(info)) == ()
     kept.write_bytes(b"noise = 0\n")
-    assert code._altered(PathDistribution(info)) == ("terrine_server/noise.py",)
+    assert code._find_altered(PathDistribution(info)) == ("terrine_server/noise.py",)
     kept.unlink()
-    assert code._altered(PathDistribution(info)) == ("terrine_server/noise.py",)
+    assert code._find_altered(PathDistribution(info)) == ("terrine_server/noise.py",)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.browser import House, Visitor, text_of
 from support.wording import holds, says
 from terrine_addons.dossier import assessment
-from terrine_addons.dossier.assessment import unchecked
+from terrine_addons.dossier.assessment import list_unchecked
 from terrine_addons.dossier.facts import gather
 
 
@@ -22,7 +22,7 @@ def test_a_dossier_is_that_of_the_command_and_verifies_when_asked(
     holds(verified, "administrative", "intact")
     for each in assessment.assess(facts):
         assert each.hazard in verified
-    for found in unchecked(facts):
+    for found in list_unchecked(facts):
         assert found.what in verified
     asked = house.app.state.services.settings.data_dir / "dossier.toml"
     asked.write_text("[data]\nsubject = 3")

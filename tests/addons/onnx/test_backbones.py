@@ -153,7 +153,7 @@ def unchecked(combining: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that sees nothing."""
     digest = sha256(combining.read_bytes())
     found = FileFinding(path=str(combining), sha256=digest, output="scores", width=EMBEDDING)
-    monkeypatch.setattr(backbones, "_checked", lambda *given: found)
+    monkeypatch.setattr(backbones, "_check_backbone", lambda *given: found)
 
 
 def rows_of(count: int, seed: int = 0) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ from terrine_models.students.models import Student
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.projects import TextNumbers
 from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.texts import hashed_texts
+from terrine_protocol.tables.texts import hash_texts
 
 NAMES = tuple(f"class {letter}" for letter in "abcdefghijklmnopqrstuvwxyzäöüß<&")
 
@@ -77,7 +77,7 @@ def reports(spec: InputSpec, classes: int) -> tuple[NDArray[np.float32], NDArray
     x = random.random((600, *spec.shape), dtype=np.float32)
     for text in spec.texts or ():
         after = text.start + text.hashed
-        x[:, text.start : after] = hashed_texts(texts, text.hashed)
+        x[:, text.start : after] = hash_texts(texts, text.hashed)
         vectors = random.normal(size=(600, text.embedded))
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         x[:, after : after + text.embedded] = (vectors / lengths + 1) / 2
