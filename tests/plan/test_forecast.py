@@ -228,7 +228,7 @@ def test_confident_answers_are_of_the_price_and_the_budget_of_the_project(found:
 def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    noisy = replace(FIRST, sigma=1000 * FIRST.sigma)
     monkeypatch.setattr(forecast, "_list_teacher_projects", lambda _: [noisy])
     found = chosen(public(600))
     trained = by_name(found)["trained teachers"]
@@ -260,7 +260,7 @@ def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
 
 
 def test_of_several_numbers_of_teachers_the_better_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    noisy = replace(FIRST, sigma=50 * FIRST.sigma)
+    noisy = replace(FIRST, sigma=1000 * FIRST.sigma)
     monkeypatch.setattr(
         forecast, "_list_teacher_projects", lambda _: [replace(FIRST, teachers=400), noisy]
     )
@@ -321,6 +321,21 @@ def test_better_by_less_than_two_standard_errors_is_not_is_clearly_better() -> N
     assert _is_clearly_better(of(600), of(500))
     assert not _is_clearly_better(of(500), of(600))
     assert not _is_clearly_better(of(502), of(500)), "two rows of a thousand"
+
+
+def test_what_draws_of_noise_differ_by_is_not_a_lead_and_widens_the_range() -> None:
+    labels = (np.arange(10_000) % 10 == 0).astype(np.int64)
+
+    def of(*right: int) -> list[_TestedStudent]:
+        said = [np.where(np.arange(10_000) < each, labels, 1 - labels) for each in right]
+        return [_TestedStudent(each, labels, 5) for each in said]
+
+    usual, steady, lucky = of(6_000, 6_000, 6_000), of(7_000, 7_000, 7_000), of(9_000, 6_000, 6_000)
+    assert _is_clearly_better(steady, usual)
+    assert not _is_clearly_better(lucky, usual), "as good on average, by one draw of three"
+    narrow, wide = (_summarize(each).accuracy for each in (steady, lucky))
+    assert narrow == pytest.approx((0.69, 0.71), abs=0.005)
+    assert wide == pytest.approx((0.5, 1.0)), "and none is below that of a guess"
 
 
 @pytest.mark.parametrize(

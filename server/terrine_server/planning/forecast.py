@@ -159,8 +159,8 @@ MAX_PASSES = 10
 class StudentForecast:
     """Measures of plain students over a few draws of stand-ins, rows and noise.
 
-    Each is [least, most], wider by two standard errors of all tested rows: few rows tell little.
-    Of neighbours, the most is higher by what as many units as there are would add.
+    Each is [least, most], wider by two standard errors: few rows, and few draws, tell little. Of
+    neighbours, the most is higher by what as many units as there are would add.
     """
 
     accuracy: tuple[float, float]
@@ -754,13 +754,15 @@ def _summarize(found: Sequence[_TestedStudent], option: _Taught | None = None) -
     fewer, growth = ([], 0.0) if option is None else (option.of_half, option.growth)
 
     def between(name: str, least: float) -> tuple[float, float]:
-        values, variances = np.transpose([getattr(each, name) for each in found])
+        measures: list[_Measure] = [getattr(each, name) for each in found]
+        values = [value for value, _ in measures]
+        mean, error = _mean_of_draws(measures)
         gain = 0.0
         if fewer:
             before = np.mean([getattr(each, name)[0] for each in fewer])
-            gain = max(0.0, values.mean() - before) * growth
-        error = MIN_LEAD_STANDARD_ERRORS * np.sqrt(variances.mean() / len(found))
-        low, high = values.min() - error, values.max() + gain + error
+            gain = max(0.0, mean - before) * growth
+        margin = MIN_LEAD_STANDARD_ERRORS * error
+        low, high = min(values) - margin, max(values) + gain + margin
         return max(least, float(low)), max(least, min(1.0, float(high)))
 
     balanced = between("balanced", chance)
@@ -780,9 +782,8 @@ def _is_above_chance(found: Sequence[_TestedStudent]) -> bool:
 
     In balanced accuracy or, of two classes, in AUC: who ranks well may cut elsewhere.
     """
-    gains = np.concatenate([each.right * each.weights - each.chance for each in found])
-    error = float(gains.std() / np.sqrt(len(gains)))
-    if float(gains.mean()) > max(MIN_GAIN_OVER_CHANCE, MIN_LEAD_STANDARD_ERRORS * error):
+    gains = [_mean(each.right * each.weights - each.chance) for each in found]
+    if _exceeds(gains, MIN_GAIN_OVER_CHANCE):
         return True
     ranked = [(each.auc[0] - 0.5, each.auc_variance_of_guess) for each in found if each.is_ranked]
     return bool(ranked) and _exceeds(ranked, MIN_GAIN_OVER_CHANCE)
@@ -812,9 +813,18 @@ def _is_clearly_better(one: Sequence[_TestedStudent], other: Sequence[_TestedStu
 
 def _exceeds(gains: Sequence[_Measure], least: float) -> bool:
     """Return whether the mean of the draws' gains is larger, and above 0 by two standard errors."""
-    gain, variance = np.mean(gains, axis=0)
-    error = float(np.sqrt(variance / len(gains)))
-    return float(gain) > max(least, MIN_LEAD_STANDARD_ERRORS * error)
+    gain, error = _mean_of_draws(gains)
+    return gain > max(least, MIN_LEAD_STANDARD_ERRORS * error)
+
+
+def _mean_of_draws(measures: Sequence[_Measure]) -> tuple[float, float]:
+    """Return the mean, and its standard error: by the tested rows, or by the draws if that is more.
+
+    Draws differ in the noise and in who stands in, too, which weighs most where ε is small.
+    """
+    values, variances = np.transpose(measures)
+    variance = max(variances.mean(), values.var(ddof=len(values) > 1))
+    return float(values.mean()), float(np.sqrt(variance / len(values)))
 
 
 def _auc_lead(one: _TestedStudent, other: _TestedStudent) -> _Measure:
