@@ -44,12 +44,8 @@ from terrine_models.tables.designed import DesignedPool
 Tell = Callable[[str], None]
 PLAIN_METHOD = "ridge"
 """What every student is compared with."""
-MIN_LEAD_STANDARD_ERRORS = 1.0
-"""By which the plain student must be ahead, where answers are clear, to be returned. It loses least
-where answers are wrong: of 400 labels of digits, a quarter of them right, regression had 59 % where
-a kernel, 1.6 standard errors behind it, had 36 %."""
-COLLAPSE_STANDARD_ERRORS = 2.0
-"""By which a student must fit less than is allowed to have collapsed."""
+MIN_LEAD_STANDARD_ERRORS = 2.0
+"""By which the plain student must be ahead to be clearly better."""
 MAX_AGREEMENT_LOSS = 0.02
 """Share of the answers by which a student may fit fewer than the plain one predicts unseen before
 that counts as a collapse."""
@@ -265,7 +261,7 @@ def _collapse(
     ahead: Estimate = estimate_lead(
         answers.shares[known], own[known], unseen_by_plain, task.inputs[known]
     )
-    if ahead.value < -MAX_AGREEMENT_LOSS - COLLAPSE_STANDARD_ERRORS * ahead.error:
+    if ahead.value < -MAX_AGREEMENT_LOSS - MIN_LEAD_STANDARD_ERRORS * ahead.error:
         return (
             f"of the answers that it was trained on, it fits {-ahead.value:.1%} fewer than the "
             "plain student predicts unseen."
