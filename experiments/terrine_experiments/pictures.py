@@ -1,19 +1,14 @@
-"""Pictures: accuracy against ε with the papers' points, and panels of curves."""
+"""Pictures: panels of curves side by side, with points of papers."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from terrine_client._report import scale_accuracy_axis
-from terrine_experiments.interval import half_width
-from terrine_experiments.papers import PAPERS
-from terrine_experiments.results import ExperimentResult, kinds
 
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
@@ -96,47 +91,3 @@ def draw_panels(
             axes.legend(fontsize=7.5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
-
-
-def draw(results: Sequence[ExperimentResult], path: Path) -> None:
-    """Draw students, plain ones and those of true labels against ε, with the papers' points."""
-    first, curves = results[0], []
-    papers = PAPERS[first.data]
-    ends = [each.epsilon_spent for each in results] + [paper.epsilon for paper in papers]
-    for number, group in enumerate(sorted({_group(each) for each in results})):
-        chosen = [each for each in results if _group(each) == group]
-        name, kind, teachers = group
-        epsilons = [each.epsilon_spent for each in chosen]
-        what = f"{name}, {teachers:,} {kind}"
-        means = [100 * each.mean for each in chosen]
-        errors = np.transpose([_bar(each) for each in chosen])
-        student = f"student: {what}, worst-case ε ({_interval(chosen)})"
-        curves.append(Curve(student, epsilons, means, f"{'oDv'[number % 3]}-", 0, errors))
-        plain = [100 * statistics.fmean(each.plain) for each in chosen]
-        curves.append(Curve(f"plain student: {what}", epsilons, plain, f"{'sPX'[number % 3]}:", 1))
-        level = 2 * [100 * chosen[0].true_labels]
-        twins = f"the same on the true labels ({kinds(chosen[0].true_labels_chosen)})"
-        curves.append(Curve(twins, [min(ends), max(ends)], level, ("--", "-.", ":")[number % 3], 2))
-    for paper in papers:
-        name = f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}"
-        style = PAPER if paper.safe else UNSAFE
-        curves.append(Curve(name, [paper.epsilon], [100 * paper.accuracy], style))
-    x, y = f"ε at δ = {first.delta:g}", f"accuracy on {first.tested:,} inputs, %"
-    title = f"{first.title}, {first.protocol}"
-    draw_panels([Panel(title, x, y, curves, log_x=True, epsilons=True)], path, size=(8, 7))
-
-
-def _bar(result: ExperimentResult) -> tuple[float, float]:
-    """How far its bar reaches down and up, in percent: not beyond what can be."""
-    half = half_width(result.accuracies, result.tested) or 0.0
-    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
-
-
-def _interval(results: Sequence[ExperimentResult]) -> str:
-    runs = sorted({len(each.accuracies) for each in results})
-    many = " or ".join(str(number) for number in runs)
-    return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
-
-
-def _group(result: ExperimentResult) -> tuple[str, str, int]:
-    return str(result.mechanism["name"]), result.kind, result.teachers

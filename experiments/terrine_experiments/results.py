@@ -1,21 +1,57 @@
-"""Results of experiments: kept in one file, and shown as a table with the papers' figures."""
+"""Results of experiments: kept in one file, shown as a table and as a picture beside the papers."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
+from scipy.stats import norm, t
 
-from terrine_experiments.interval import shown
 from terrine_experiments.papers import PAPERS, Name
+from terrine_experiments.pictures import PAPER, UNSAFE, Curve, Panel, draw_panels
 from terrine_protocol.files import write_atomically
 
 FILE = "results.json"
+CONFIDENCE = 0.95
+
+
+def half_width(figures: Sequence[float], tested: int) -> float | None:
+    """Return h such that a new run's figure is within h of the mean of `figures`, for 95 %.
+
+    figures: accuracies [K] of K runs, shares of one, all on the same `tested` inputs. With p their
+    mean, s their standard deviation, and t and z the two-sided 95 % points of Student's
+    distribution with K − 1 degrees of freedom and of the normal one,
+
+        h² = t² s² (1 + 1/K) + z² p (1 − p) / tested.
+
+    The first term is the prediction interval of one more run; the second, the sampling of the test
+    inputs. So it covers what a new run has right of the same inputs, and of all inputs like them.
+    Together they cover at least 95 %: given s, coverage is a concave function of how the variance
+    is divided between them, and it is 95 % where there is only one. None of one run: it does not
+    show how runs differ. Raises ValueError without any.
+    """
+    runs, mean = len(figures), statistics.fmean(figures)
+    if runs == 1:
+        return None
+    tail = 0.5 + CONFIDENCE / 2
+    of_runs = t.ppf(tail, runs - 1) ** 2 * statistics.variance(figures) * (1 + 1 / runs)
+    of_tests = norm.ppf(tail) ** 2 * mean * (1 - mean) / tested
+    return math.sqrt(of_runs + of_tests)
+
+
+def shown_interval(figures: Sequence[float], tested: int) -> str:
+    """The mean and the interval as text, rounded up."""
+    runs, mean, half = len(figures), statistics.fmean(figures), half_width(figures, tested)
+    if half is None:
+        return f"{mean:.2%} (one run: no interval)"
+    return f"{mean:.2%} ± {math.ceil(1e4 * half) / 100:.2f} (95 %, {runs} runs)"
 
 
 @dataclass(frozen=True)
@@ -26,6 +62,8 @@ class ExperimentResult:
     title: str
     protocol: str
     mechanism: dict[str, Any]
+    kind: str
+    """Of teacher."""
     teachers: int
     private_records: int
     public_inputs: int
@@ -39,8 +77,6 @@ class ExperimentResult:
     """Of the last run's answers, by the papers' accountant for the worst case."""
     answers: int
     """Of the last run."""
-    partitions: list[int]
-    """The seed by which each run partitioned the private records."""
     accuracies: list[float]
     """Of each run's students."""
     plain: list[float]
@@ -55,12 +91,9 @@ class ExperimentResult:
     """Of each run's votes, without noise."""
     majority: float
     """Of the most frequent class."""
-    training: dict[str, Any]
     heads: dict[str, Any]
+    """Settings of the teachers."""
     warnings: list[str]
-    seconds: float
-    kind: str = "heads"
-    """Of teacher."""
 
     @property
     def mean(self) -> float:
@@ -70,7 +103,7 @@ class ExperimentResult:
     @property
     def accuracy(self) -> str:
         """The mean, and the interval of a new run, as text."""
-        return shown(self.accuracies, self.tested)
+        return shown_interval(self.accuracies, self.tested)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -114,7 +147,7 @@ def table(result: ExperimentResult) -> Table:
     )
     rows.add_row(
         "plain student of the same answers: ridge regression on labels",
-        shown(result.plain, result.tested),
+        shown_interval(result.plain, result.tested),
         f"{result.epsilon_spent:.3f}",
         "the same",
     )
@@ -144,3 +177,47 @@ def table(result: ExperimentResult) -> Table:
 def kinds(chosen: dict[str, int]) -> str:
     """How many students were of each kind."""
     return ", ".join(f"{count} {name}" for name, count in sorted(chosen.items()))
+
+
+def draw(results: Sequence[ExperimentResult], path: Path) -> None:
+    """Draw students, plain ones and those of true labels against ε, with the papers' points."""
+    first, curves = results[0], []
+    papers = PAPERS[first.data]
+    ends = [each.epsilon_spent for each in results] + [paper.epsilon for paper in papers]
+    for number, group in enumerate(sorted({_group(each) for each in results})):
+        chosen = [each for each in results if _group(each) == group]
+        name, kind, teachers = group
+        epsilons = [each.epsilon_spent for each in chosen]
+        what = f"{name}, {teachers:,} {kind}"
+        means = [100 * each.mean for each in chosen]
+        errors = np.transpose([_bar(each) for each in chosen])
+        student = f"student: {what}, worst-case ε ({_describe_runs(chosen)})"
+        curves.append(Curve(student, epsilons, means, f"{'oDv'[number % 3]}-", 0, errors))
+        plain = [100 * statistics.fmean(each.plain) for each in chosen]
+        curves.append(Curve(f"plain student: {what}", epsilons, plain, f"{'sPX'[number % 3]}:", 1))
+        level = 2 * [100 * chosen[0].true_labels]
+        twins = f"the same on the true labels ({kinds(chosen[0].true_labels_chosen)})"
+        curves.append(Curve(twins, [min(ends), max(ends)], level, ("--", "-.", ":")[number % 3], 2))
+    for paper in papers:
+        name = f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}"
+        style = PAPER if paper.safe else UNSAFE
+        curves.append(Curve(name, [paper.epsilon], [100 * paper.accuracy], style))
+    x, y = f"ε at δ = {first.delta:g}", f"accuracy on {first.tested:,} inputs, %"
+    title = f"{first.title}, {first.protocol}"
+    draw_panels([Panel(title, x, y, curves, log_x=True, epsilons=True)], path, size=(8, 7))
+
+
+def _bar(result: ExperimentResult) -> tuple[float, float]:
+    """How far its bar reaches down and up, in percent: not beyond what can be."""
+    half = half_width(result.accuracies, result.tested) or 0.0
+    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
+
+
+def _describe_runs(results: Sequence[ExperimentResult]) -> str:
+    runs = sorted({len(each.accuracies) for each in results})
+    many = " or ".join(str(number) for number in runs)
+    return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
+
+
+def _group(result: ExperimentResult) -> tuple[str, str, int]:
+    return str(result.mechanism["name"]), result.kind, result.teachers

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from terrine_experiments.costs import (
+    ORDERS,
+    Floats,
     PaperCost,
     enforced,
     gnmax_cost,
@@ -35,7 +37,6 @@ from terrine_experiments.papers import (
     Published,
     Selective,
 )
-from terrine_experiments.papers_accountant import ORDERS, Floats
 from terrine_experiments.pate_2017 import lnmax
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_experiments.study import Asked, Ints, Study

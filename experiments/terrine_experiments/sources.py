@@ -18,7 +18,6 @@ from scipy.io.matlab import MatReadError
 from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
 from terrine_experiments.papers import Name
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
-from terrine_models.students.models import Training
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.kinds import Heads
@@ -109,7 +108,6 @@ class Source:
     delta: float
     teachers: int
     config: TeacherSettings
-    training: Training
     warnings: tuple[str, ...]
     """What the reader of a result must know about the files."""
 
@@ -137,7 +135,6 @@ def load(name: Name, directory: Path) -> Source:
         delta=recipe.delta,
         teachers=recipe.teachers,
         config=recipe.config,
-        training=Training(),
         warnings=warnings,
     )
 

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrine_experiments.papers_accountant import ORDERS, papers_epsilon, published_rdp
+from terrine_experiments.costs import ORDERS, papers_epsilon, published_rdp
 from terrine_server.privacy import (
     Composition,
     CostEvent,
