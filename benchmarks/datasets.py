@@ -35,8 +35,10 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from terrine_experiments.papers import Name
 from terrine_experiments.sources import ADULT_COLUMNS, load
-from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx
+from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.features.maps import PublicData
+from terrine_models.tables.loading import load_table
+from terrine_protocol.tables import TableSchema
 
 SHARED = Path(
     os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -64,6 +66,16 @@ class DealtFiles:
     pool: Path
     tested: Path
     options: tuple[str, ...]
+
+    def read(self, schema: TableSchema | None = None) -> tuple[Dataset, Dataset, Dataset]:
+        """Read them: pictures, or tables by a schema."""
+
+        def read_one(path: Path) -> Dataset:
+            if schema is None:
+                return load_npz(path)
+            return load_table(path, schema, note=lambda text: None)
+
+        return read_one(self.private), read_one(self.pool), read_one(self.tested)
 
 
 @dataclass(frozen=True, eq=False)

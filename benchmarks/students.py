@@ -18,17 +18,20 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datasets import CORPUS, PictureSource, find_sources, first_rows, missing_packages
-from terrine_models.data.arrays import load_npz
+from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, Task, Training
 from terrine_models.students.selection import choose
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.first_project import Setting
+from terrine_server.planning.first_project import FirstProject, Setting
+from terrine_server.privacy import Mechanism
 
 MOST_PRIVATE = 20_000
 MOST_TESTED = 4_000
@@ -66,24 +69,17 @@ def compare(
 ) -> dict[str, float]:
     """Return the accuracy of the student by each method that suits, and by `auto`."""
     with tempfile.TemporaryDirectory(prefix="students-") as place:
-        dealt = source.deal(np.random.default_rng(seed)).write("private", Path(place))
-        private = first_rows(load_npz(dealt.private), MOST_PRIVATE)
-        pool, tested = load_npz(dealt.pool), first_rows(load_npz(dealt.tested), MOST_TESTED)
-        inputs = pool.inputs[:answers]
-        classes = len(private.classes)
-        setting = Setting.of(
-            units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon
+        private, pool, tested = (
+            source.deal(np.random.default_rng(seed)).write("p", Path(place)).read()
         )
-        first = setting.of_teachers(setting.numbers_of_teachers[0])
-        out = Path(place) / "teachers"
-        public = PublicData.declare("pool", pool.inputs)
-        train_ensemble(private, out, name="t", teachers=first.teachers, public=public, seed=seed)
-        votes = Ensemble.load(out).votes(inputs)
-    released = first.mechanism.release(votes, entropy=np.random.default_rng(seed).bytes)
-    if labels or released.counts is None:
-        known = Answers.of_labels(released.labels, classes)
-    else:
-        known = Answers.of_counts(released.counts, teachers=first.teachers, sigma=first.sigma)
+    private, tested = first_rows(private, MOST_PRIVATE), first_rows(tested, MOST_TESTED)
+    public, classes = PublicData.declare("pool", pool.inputs), len(private.classes)
+    setting = Setting.of(units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon)
+    first = setting.of_teachers(setting.numbers_of_teachers[0])
+    inputs = pool.inputs[:answers]
+    known = ask_teachers(private, first, inputs, seed, public=public)
+    if labels:
+        known = Answers.of_labels(known.labels, classes)
     task = Task(inputs, private.spec, private.classes, seed=seed)
     viewed = task.with_best_view(known)
     students = {
@@ -95,6 +91,34 @@ def compare(
     return {
         name: student.accuracy(tested.inputs, tested.labels) for name, student in students.items()
     }
+
+
+def ask_teachers(
+    private: Dataset,
+    first: FirstProject,
+    inputs: NDArray[np.generic],
+    seed: int,
+    *,
+    public: PublicData | None = None,
+    pool: DesignedPool | None = None,
+) -> Answers:
+    """Train the teachers of a project, and ask them inputs [N, …]: equal ones have one answer."""
+    with tempfile.TemporaryDirectory(prefix="teachers-") as place:
+        out, n = Path(place) / "teachers", first.teachers
+        train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
+        ensemble = Ensemble.load(out)
+        votes, matches = ensemble.votes(inputs), ensemble.manifest.teacher.matches_prior
+    numbers = number_distinct_rows(inputs)
+    noisy = release(first.mechanism, votes[np.unique(numbers, return_index=True)[1]], seed)
+    return Answers.of_counts(noisy[numbers], teachers=n, sigma=first.sigma, matches_prior=matches)
+
+
+def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Return counts with noise."""
+    noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
+    if noisy is None:
+        raise ValueError("these are no noisy counts")
+    return noisy
 
 
 if __name__ == "__main__":

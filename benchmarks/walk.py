@@ -37,11 +37,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from commands import CommandError, Predicted, Refused, open_project
+from commands import CommandError, Predicted, Refused, Scores, open_project
 from datasets import CORPUS, TEXTS, DealtFiles, find_sources
 from terrine_client import Client, Labels
-from terrine_models.data.arrays import Dataset, load_npz, number_distinct_rows
-from terrine_models.tables.loading import load_table, read_schema
+from terrine_models.data.arrays import Dataset, number_distinct_rows
+from terrine_models.tables.loading import read_schema
 from terrine_protocol.tables.encoders import ENCODERS
 
 PLAIN_ROWS = 50_000
@@ -61,19 +61,6 @@ WAYS = {
     "teachers": "teachers",
 }
 """What quickstart says of each way to ask the records."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Of predictions of tested rows. `auc`: of two classes, where there are shares."""
-
-    accuracy: float
-    balanced: float
-    auc: float | None = None
-
-    def __str__(self) -> str:
-        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
-        return f"{self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}"
 
 
 @dataclass(frozen=True)
@@ -312,7 +299,8 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     """Do what a user would, and judge the student on the tested rows."""
     asked = ("--public", made.pool.name, *made.options, "--epsilon", f"{epsilon:g}")
     opened = open_project(made.private, *asked)
-    private, pool, tested = _loaded(made)
+    written = next(made.private.parent.glob("*-schema.json"), None)
+    private, pool, tested = made.read(None if written is None else read_schema(written))
     majority = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
     without_privacy = _judged(_linear(), *_some(private, seed), tested)
     public = _judged(_linear(), *_some(pool, seed), tested)
@@ -322,9 +310,9 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
             seed=seed,
             epsilon=epsilon,
             said=opened.said,
-            majority=_scores(majority, tested),
-            logistic=_scores(without_privacy, tested),
-            public=_scores(public, tested),
+            majority=majority.scores(tested.labels),
+            logistic=without_privacy.scores(tested.labels),
+            public=public.scores(tested.labels),
         )
     said = opened.said
     with opened.serve():
@@ -354,14 +342,14 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
         promised=int(certain[1].replace(",", "")),
         answered=len(set(answered.tolist())),
         exhausted=len(set(number_distinct_rows(pool.inputs)[outcomes == "exhausted"].tolist())),
-        student=_scores(own, tested),
+        student=own.scores(tested.labels),
         above_chance=is_above_chance(own, tested.labels),
-        majority=_scores(majority, tested),
-        plain={name: _scores(found, tested) for name, found in plain.items()},
+        majority=majority.scores(tested.labels),
+        plain={name: found.scores(tested.labels) for name, found in plain.items()},
         leads={name: lead_of(found, own, tested.labels) for name, found in plain.items()},
-        boosted=None if boosted is None else _scores(boosted, tested),
-        logistic=_scores(without_privacy, tested),
-        public=_scores(public, tested),
+        boosted=None if boosted is None else boosted.scores(tested.labels),
+        logistic=without_privacy.scores(tested.labels),
+        public=public.scores(tested.labels),
         seconds_until_open=opened.seconds,
         seconds_of_student=learning,
     )
@@ -370,17 +358,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
 def _between(after: str, forecast: str) -> tuple[float, float] | None:
     found = re.search(rf"{after} (?:at least )?([\d.]+)%(?: to ([\d.]+)%)?", forecast)
     return None if found is None else (float(found[1]) / 100, float(found[2] or 100) / 100)
-
-
-def _loaded(made: DealtFiles) -> tuple[Dataset, Dataset, Dataset]:
-    if made.pool.suffix == ".npz":
-        return load_npz(made.private), load_npz(made.pool), load_npz(made.tested)
-    schema = read_schema(next(made.private.parent.glob("*-schema.json")))
-
-    def read(path: Path) -> Dataset:
-        return load_table(path, schema, note=lambda text: None)  # quickstart said it
-
-    return read(made.private), read(made.pool), read(made.tested)
 
 
 def _line(said: str, heading: str) -> str:
@@ -434,12 +411,6 @@ def is_above_chance(found: Predicted, labels: NDArray[np.int64]) -> bool:
     error = float(np.sqrt((first + second + 1) / (12 * first * second)))
     gain = float(roc_auc_score(labels, found.shares)) - 0.5
     return gain > max(2 * POINT, 2 * error)
-
-
-def _scores(found: Predicted, tested: Dataset) -> Scores:
-    labels, said = tested.labels, found.said
-    auc = None if found.shares is None else float(roc_auc_score(labels, found.shares))
-    return Scores(float((said == labels).mean()), float(balanced_accuracy_score(labels, said)), auc)
 
 
 def _flat(inputs: NDArray[np.generic]) -> NDArray[np.float32]:

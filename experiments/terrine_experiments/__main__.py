@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from terrine_experiments.glyphs.files import Drawing, write_glyphs
+from terrine_experiments.glyphs.records import Drawing, write_glyphs
 from terrine_experiments.near_zero import near_zero
 from terrine_experiments.page import write_page
 from terrine_experiments.papers import Name

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from terrine_server.planning.opening import choose
 from terrine_server.privacy import (
     BoundRelease,
     CostEvent,
+    GaussianNoisyCounts,
     Mechanism,
     ParameterError,
     Rule,
@@ -28,18 +28,6 @@ from terrine_server.privacy import (
     cap,
     cap_order,
     epsilon_from_rdp,
-)
-from terrine_server.privacy.events import (
-    Composition,
-    ConfidentMax,
-    GaussianArgmax,
-    GaussianNoisyCounts,
-    GaussianNoisyMax,
-    GaussianThreshold,
-    LaplaceArgmax,
-    LaplaceNoisyMax,
-    NeighbourCounts,
-    StabilityTest,
 )
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.privacy.published import (
@@ -195,48 +183,17 @@ def publishable(
     return epsilon_from_rdp([figure + release.cost], [order], delta - release.failure)
 
 
-def papers_epsilon(tally: Mapping[CostEvent, int], delta: float) -> float:
-    """ε of a number of each event, in the worst case, as the papers' own accountant states it.
+def papers_epsilon(answers: int, sigma: float, delta: float) -> float:
+    """ε of so many answers with all noisy counts, in the worst case, as the papers state it.
 
-    Their curves, at the share of δ for conversion. Terrine enforces a tighter rule; this one is no
-    filter: if students adapt, the order must be fixed beforehand.
+    By their curve, α/σ² (P18, Proposition 8, whose proof goes through all counts), at the share of
+    δ for conversion. Terrine enforces a tighter rule; this one is no filter: if students adapt, the
+    order must be fixed beforehand.
     """
-    total = np.asarray(sum(count * published_rdp(each, ORDERS) for each, count in tally.items()))
-    return max(0.0, float(converted(total, ORDERS, split_delta(tally, delta).conversion)))
+    conversion = split_delta({GaussianNoisyCounts(sigma): answers}, delta).conversion
+    return float(converted(answers * ORDERS / sigma**2, ORDERS, conversion))
 
 
 def converted(total: Floats, orders: Floats, delta: float) -> Floats:
     """ε of a divergence [..., A] at the order that is best, by Proposition 3 of Mironov (2017)."""
     return np.asarray(np.min(total + math.log(1 / delta) / (orders - 1), axis=-1))
-
-
-def published_rdp(event: CostEvent, orders: Floats) -> Floats:
-    """Return the data-independent curve given in the event's paper.
-
-    P18, Propositions 8 and 10: α/σ² for the noisy maximum, and for all noisy counts, through which
-    its proof goes; α/2σ² for a test. P17, Theorem 2: 2γ²α for Laplace noise, and never more than
-    pure 2γ-DP.
-    """
-    match event:
-        case GaussianNoisyMax(sigma, shift):
-            return np.asarray(orders * (shift / sigma) ** 2)
-        case GaussianNoisyCounts(sigma) | GaussianArgmax(sigma):
-            return np.asarray(orders * (1 / sigma) ** 2)
-        case NeighbourCounts(sigma, norm):
-            return np.asarray(orders * (norm / sigma) ** 2)
-        case GaussianThreshold(sigma) | StabilityTest(sigma):
-            return np.asarray(orders / (2 * sigma**2))
-        case ConfidentMax():
-            return published_rdp(event.parts, orders)
-        case Composition(events):
-            return np.asarray(sum(published_rdp(part, orders) for part in events))
-        case LaplaceNoisyMax(gamma, shift):
-            return _pure(2 * gamma * shift, orders)
-        case LaplaceArgmax(gamma):
-            return _pure(2 * gamma, orders)
-        case _:
-            assert_never(event)
-
-
-def _pure(epsilon: float, orders: Floats) -> Floats:
-    return np.minimum(epsilon, epsilon**2 * orders / 2)

@@ -34,7 +34,6 @@ from terrine_models.teachers.neighbours import (
 from terrine_server.planning.first_project import plan_neighbours, sigma_for_rows
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import (
-    GaussianNoisyCounts,
     Neighbours,
     NoisyVotes,
     Rule,
@@ -276,10 +275,9 @@ class Experiment:
         tested = np.concatenate([part.tested for part in parts(self.protocol, self.source)])
         manifest, last, labels = runs[-1].manifest, runs[-1], self.source.test.labels[tested]
         answers = int(last.answers.known.sum())
-        noise = GaussianNoisyCounts(last.about["mechanism"]["sigma"])
         of_papers = None  # they have no accounts
         if self.selling == "noisy_votes":
-            of_papers = papers_epsilon({noise: answers}, self.delta)
+            of_papers = papers_epsilon(answers, last.about["mechanism"]["sigma"], self.delta)
 
         def share(found: Sequence[dict[str, Any]], what: str) -> float:
             return float(sum(each[what] for each in found) / len(tested))

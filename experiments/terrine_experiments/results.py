@@ -115,11 +115,8 @@ class ExperimentResult:
 def keep(results: Sequence[ExperimentResult], out: Path) -> list[ExperimentResult]:
     """Add results of one data set and protocol to `results.json`; return all of these, by ε."""
     file, first = out / FILE, results[0]
-    kept = (
-        [ExperimentResult(**each) for each in json.loads(file.read_bytes())]
-        if file.exists()
-        else []
-    )
+    text = file.read_text() if file.exists() else "[]"
+    kept = [ExperimentResult(**each) for each in json.loads(text)]
     new = {each.key for each in results}
     kept = [*(each for each in kept if each.key not in new), *results]
     text = json.dumps([asdict(each) for each in kept], indent=2, ensure_ascii=False)
@@ -130,47 +127,32 @@ def keep(results: Sequence[ExperimentResult], out: Path) -> list[ExperimentResul
 
 def table(result: ExperimentResult) -> Table:
     """Return a result beside what it is to be compared with."""
-    rows = Table(title=f"{result.title}, {result.protocol}, δ = {result.delta:g}")
-    rows.add_column("what")
+    rows = Table("what", title=f"{result.title}, {result.protocol}, δ = {result.delta:g}")
     rows.add_column("accuracy", justify="right")
     rows.add_column("ε", justify="right")
     rows.add_column("kind of ε")
-    papers_epsilon = ""
+    kind, spent = f"worst case, enforced: {result.rule}", f"{result.epsilon_spent:.3f}"
     if result.papers_epsilon is not None:
-        papers_epsilon = f"; {result.papers_epsilon:.3f} by the papers' accountant (worst case)"
-    rows.add_row(
-        f"student of {result.answers:,} answers, {result.mechanism['name']} "
-        f"({kinds(result.chosen)})",
-        result.accuracy,
-        f"{result.epsilon_spent:.3f}",
-        f"worst case, enforced: {result.rule}{papers_epsilon}",
-    )
-    rows.add_row(
-        "plain student of the same answers: ridge regression on labels",
-        shown_interval(result.plain, result.tested),
-        f"{result.epsilon_spent:.3f}",
-        "the same",
-    )
-    teachers = f"{result.teachers:,} teachers ({result.kind})"
-    for name, figure in (
-        (
-            f"the same student on the true labels ({kinds(result.true_labels_chosen)})",
-            result.true_labels,
-        ),
-        (f"plurality of {teachers}, without noise", statistics.fmean(result.plurality)),
-        ("most frequent class", result.majority),
-    ):
+        kind += f"; {result.papers_epsilon:.3f} by the papers' accountant (worst case)"
+    bought = f"{result.answers:,} answers, {result.mechanism['name']} ({kinds(result.chosen)})"
+    plain = "plain student of the same answers: ridge regression on labels"
+    rows.add_row(f"student of {bought}", result.accuracy, spent, kind)
+    rows.add_row(plain, shown_interval(result.plain, result.tested), spent, "the same")
+    twins = f"the same student on the true labels ({kinds(result.true_labels_chosen)})"
+    voters = f"plurality of {result.teachers:,} teachers ({result.kind}), without noise"
+    beside = {
+        twins: result.true_labels,
+        voters: statistics.fmean(result.plurality),
+        "most frequent class": result.majority,
+    }
+    for name, figure in beside.items():
         rows.add_row(name, f"{figure:.2%}", "none", "not private")
     for paper in PAPERS[result.data]:
         what = f"{paper.source}: {paper.method}"
-        if paper.labels is not None:
-            what += f", {paper.labels:,} labels"
-        if paper.baseline is not None:
-            what += f" (its baseline {paper.baseline:.1%})"
-        epsilon = f"{paper.epsilon:g}"
-        if paper.delta != result.delta:
-            epsilon += f" (δ {paper.delta:g})"
-        rows.add_row(what, f"{paper.accuracy:.1%}", epsilon, paper.how)
+        what += f", {paper.labels:,} labels" if paper.labels else ""
+        what += f" (its baseline {paper.baseline:.1%})" if paper.baseline else ""
+        other_delta = f" (δ {paper.delta:g})" if paper.delta != result.delta else ""
+        rows.add_row(what, f"{paper.accuracy:.1%}", f"{paper.epsilon:g}{other_delta}", paper.how)
     return rows
 
 
@@ -181,18 +163,21 @@ def kinds(chosen: dict[str, int]) -> str:
 
 def draw(results: Sequence[ExperimentResult], path: Path) -> None:
     """Draw students, plain ones and those of true labels against ε, with the papers' points."""
-    first, curves = results[0], []
+    first, curves, groups = results[0], [], dict[str, list[ExperimentResult]]()
     papers = PAPERS[first.data]
     ends = [each.epsilon_spent for each in results] + [paper.epsilon for paper in papers]
-    for number, group in enumerate(sorted({_group(each) for each in results})):
-        chosen = [each for each in results if _group(each) == group]
-        name, kind, teachers = group
+    for each in results:
+        what = f"{each.mechanism['name']}, {each.teachers:,} {each.kind}"
+        groups.setdefault(what, []).append(each)
+    for number, (what, chosen) in enumerate(sorted(groups.items())):
         epsilons = [each.epsilon_spent for each in chosen]
-        what = f"{name}, {teachers:,} {kind}"
-        means = [100 * each.mean for each in chosen]
-        errors = np.transpose([_bar(each) for each in chosen])
-        student = f"student: {what}, worst-case ε ({_describe_runs(chosen)})"
-        curves.append(Curve(student, epsilons, means, f"{'oDv'[number % 3]}-", 0, errors))
+        means = np.array([each.mean for each in chosen])
+        halves = [half_width(each.accuracies, each.tested) or 0.0 for each in chosen]
+        errors = 100 * np.minimum(halves, [means, 1 - means])  # no bar reaches what cannot be
+        runs = " or ".join(map(str, sorted({len(each.accuracies) for each in chosen})))
+        bars = "one run" if runs == "1" else f"{runs} runs; bars: a new run, 95 %"
+        student = f"student: {what}, worst-case ε ({bars})"
+        curves.append(Curve(student, epsilons, 100 * means, f"{'oDv'[number % 3]}-", 0, errors))
         plain = [100 * statistics.fmean(each.plain) for each in chosen]
         curves.append(Curve(f"plain student: {what}", epsilons, plain, f"{'sPX'[number % 3]}:", 1))
         level = 2 * [100 * chosen[0].true_labels]
@@ -205,19 +190,3 @@ def draw(results: Sequence[ExperimentResult], path: Path) -> None:
     x, y = f"ε at δ = {first.delta:g}", f"accuracy on {first.tested:,} inputs, %"
     title = f"{first.title}, {first.protocol}"
     draw_panels([Panel(title, x, y, curves, log_x=True, epsilons=True)], path, size=(8, 7))
-
-
-def _bar(result: ExperimentResult) -> tuple[float, float]:
-    """How far its bar reaches down and up, in percent: not beyond what can be."""
-    half = half_width(result.accuracies, result.tested) or 0.0
-    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
-
-
-def _describe_runs(results: Sequence[ExperimentResult]) -> str:
-    runs = sorted({len(each.accuracies) for each in results})
-    many = " or ".join(str(number) for number in runs)
-    return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
-
-
-def _group(result: ExperimentResult) -> tuple[str, str, int]:
-    return str(result.mechanism["name"]), result.kind, result.teachers

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
+from terrine_experiments.glyphs.records import PRIVATE, PUBLIC
 from terrine_experiments.papers import Name
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.tables.loading import load_table
@@ -25,34 +25,14 @@ from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
 
 CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
     "Ankle boot",
-)
+)  # fmt: skip
 ADULT_COLUMNS = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
-]
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
+    "native-country", "income",
+]  # fmt: skip
 
 # SHA-256 of the public originals, unpacked, as mirrors pack them differently. The paper's Glyph is
 # not public; `make glyphs` draws data like it.
@@ -127,16 +107,8 @@ def load(name: Name, directory: Path) -> Source:
         raise DataError(f"{directory}: training and test inputs differ in shape or range.")
     if len(test) < FEWEST:
         raise DataError(f"{directory} has {len(test)} test inputs; {FEWEST} are needed.")
-    return Source(
-        name=name,
-        title=recipe.title,
-        private=private,
-        test=test,
-        delta=recipe.delta,
-        teachers=recipe.teachers,
-        config=recipe.config,
-        warnings=warnings,
-    )
+    suited = recipe.delta, recipe.teachers, recipe.config
+    return Source(name, recipe.title, private, test, *suited, warnings)
 
 
 def check(name: Name, found: list[Path]) -> tuple[str, ...]:
@@ -185,6 +157,7 @@ def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
     return load_table(train, schema), load_table(test, schema)
 
 
+# What scipy raises for files that are none of MATLAB's.
 UNREADABLE = (
     OSError,
     LookupError,
@@ -194,7 +167,6 @@ UNREADABLE = (
     MatReadError,
     zlib.error,
 )
-"""What scipy raises for files that are none of MATLAB's."""
 
 
 def _svhn(found: list[Path]) -> tuple[Dataset, Dataset]:
