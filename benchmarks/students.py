@@ -73,10 +73,12 @@ def compare(
             source.deal(np.random.default_rng(seed)).write("p", Path(place)).read()
         )
     private, tested = first_rows(private, MOST_PRIVATE), first_rows(tested, MOST_TESTED)
-    public, classes = PublicData.declare("pool", pool.inputs), len(private.classes)
-    setting = Setting.of(units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon)
+    public, inputs = PublicData.declare("pool", pool.inputs), pool.inputs[:answers]
+    classes = len(private.classes)
+    setting = Setting.of(
+        units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon
+    )
     first = setting.of_teachers(setting.numbers_of_teachers[0])
-    inputs = pool.inputs[:answers]
     known = ask_teachers(private, first, inputs, seed, public=public)
     if labels:
         known = Answers.of_labels(known.labels, classes)

@@ -121,28 +121,6 @@ class Walk:
     seconds_of_student: float
     outcome: Literal["opened"] = "opened"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the figures for people."""
-        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}, by {self.way}"
-        models = {"student": self.student, "largest class alone": self.majority}
-        models |= {f"{name} on the same answers": found for name, found in self.plain.items()}
-        models["logistic regression on the pool's labels"] = self.public
-        if self.boosted is not None:
-            models["gradient boosting on the private rows"] = self.boosted
-        models["logistic regression on the private rows"] = self.logistic
-        for name, found in models.items():
-            yield f"  {name:42} {found}"
-        yield f"  forecast: {self.forecast}"
-        if self.range is not None and self.balanced_range is not None:
-            of = _of_middle(self.student.accuracy, self.range)
-            balanced = _of_middle(self.student.balanced, self.balanced_range)
-            yield f"  got {of}; balanced {balanced}"
-        short = "" if self.answered >= self.promised else ", FEWER than were certain"
-        told = f"answered {self.answered:,}, of which {self.exhausted:,} by `exhausted`"
-        yield f"  rows certain {self.promised:,}, {told}{short}"
-        seconds = f"{self.seconds_until_open:.0f} s until it was open"
-        yield f"  {seconds}, {self.seconds_of_student:.0f} s for the student"
-
 
 @dataclass(frozen=True)
 class Declined:
@@ -157,23 +135,17 @@ class Declined:
     public: Scores
     outcome: Literal["declined"] = "declined"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the figures for people."""
-        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}: declined"
-        yield f"  {self.said}"
-        yield f"  {'largest class alone':42} {self.majority}"
-        yield f"  {'logistic regression on the pool' + chr(39) + 's labels':42} {self.public}"
-        yield f"  {'logistic regression on the private rows':42} {self.logistic}"
-
 
 Ended = Walk | Declined
 _RECORD: TypeAdapter[Ended] = TypeAdapter(Walk | Declined)
 
 
-def _of_middle(got: float, between: tuple[float, float]) -> str:
-    low, high = between
-    where = "above" if got > high else "BELOW" if got < low else "in"
-    return f"{2 * got / (low + high) - 1:+.1%} of the middle, {where} the range"
+def lines(found: Ended) -> Iterator[str]:
+    """Yield the figures for people."""
+    for name, value in vars(found).items():
+        of_models = value.items() if isinstance(value, dict) else [("", value)]
+        for model, figure in of_models:
+            yield f"  {name.replace('_', ' '):20} {model:17} {figure}"
 
 
 def main() -> None:
@@ -212,7 +184,7 @@ def main() -> None:
                 print(f"{name}, seed {seed}: FAILED\n{error}", flush=True)
                 continue
             ended.append(found)
-            print("\n".join(found.lines()), flush=True)
+            print("\n".join(lines(found)), flush=True)
             if given.out is not None:
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
@@ -301,55 +273,46 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     opened = open_project(made.private, *asked)
     written = next(made.private.parent.glob("*-schema.json"), None)
     private, pool, tested = made.read(None if written is None else read_schema(written))
-    majority = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
-    without_privacy = _judged(_linear(), *_some(private, seed), tested)
-    public = _judged(_linear(), *_some(pool, seed), tested)
+    largest = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
+    common: dict[str, Any] = {
+        "data": name,
+        "seed": seed,
+        "epsilon": epsilon,
+        "majority": largest.scores(tested.labels),
+        "logistic": _judged(_linear(), *_some(private, seed), tested).scores(tested.labels),
+        "public": _judged(_linear(), *_some(pool, seed), tested).scores(tested.labels),
+    }
     if isinstance(opened, Refused):
-        return Declined(
-            data=name,
-            seed=seed,
-            epsilon=epsilon,
-            said=opened.said,
-            majority=majority.scores(tested.labels),
-            logistic=without_privacy.scores(tested.labels),
-            public=public.scores(tested.labels),
-        )
-    said = opened.said
+        return Declined(**common, said=opened.said)
     with opened.serve():
         learning = opened.train_student()
         with Client(opened.url, opened.token) as client:
             answers = client.label(pool.inputs)
-    forecast, way = _line(said, "It buys"), _line(said, "By what")
-    pictures = len(private.spec.shape) > 1
+    forecast, way = (_line(opened.said, heading) for heading in ("It buys", "By what"))
     certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
     if certain is None:
-        raise CommandError(f"quickstart did not say what is certain:\n{said}")
-    outcomes = np.array(answers.outcomes)
-    answered = number_distinct_rows(pool.inputs)[
-        np.isin(outcomes, ("answered", "abstained", "exhausted"))
-    ]
+        raise CommandError(f"quickstart did not say what is certain:\n{opened.said}")
+    outcomes, numbers = np.array(answers.outcomes), number_distinct_rows(pool.inputs)
+    answered = numbers[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
     own, plain = opened.predict(made.tested, tested.classes), _plain(answers, pool, tested)
-    many = pictures or tested.spec.size > MOST_BOOSTED
-    boosted = None if many else _judged(_boosted(), private.inputs, private.labels, tested)
+    boosted = None
+    if len(private.spec.shape) == 1 and tested.spec.size <= MOST_BOOSTED:
+        model = _judged(_boosted(), private.inputs, private.labels, tested)
+        boosted = model.scores(tested.labels)
     return Walk(
-        data=name,
-        seed=seed,
-        epsilon=epsilon,
+        **common,
         way=next(name for name, words in WAYS.items() if words in way),
         forecast=forecast,
         range=_between(r"right on", forecast),
         balanced_range=_between(r"balanced accuracy", forecast),
         promised=int(certain[1].replace(",", "")),
-        answered=len(set(answered.tolist())),
-        exhausted=len(set(number_distinct_rows(pool.inputs)[outcomes == "exhausted"].tolist())),
+        answered=len(np.unique(answered)),
+        exhausted=len(np.unique(numbers[outcomes == "exhausted"])),
         student=own.scores(tested.labels),
         above_chance=is_above_chance(own, tested.labels),
-        majority=majority.scores(tested.labels),
         plain={name: found.scores(tested.labels) for name, found in plain.items()},
         leads={name: lead_of(found, own, tested.labels) for name, found in plain.items()},
-        boosted=None if boosted is None else boosted.scores(tested.labels),
-        logistic=without_privacy.scores(tested.labels),
-        public=public.scores(tested.labels),
+        boosted=boosted,
         seconds_until_open=opened.seconds,
         seconds_of_student=learning,
     )

@@ -189,4 +189,5 @@ def draw(results: Sequence[ExperimentResult], path: Path) -> None:
         curves.append(Curve(name, [paper.epsilon], [100 * paper.accuracy], style))
     x, y = f"ε at δ = {first.delta:g}", f"accuracy on {first.tested:,} inputs, %"
     title = f"{first.title}, {first.protocol}"
-    draw_panels([Panel(title, x, y, curves, log_x=True, epsilons=True)], path, size=(8, 7))
+    panel = Panel(title, x, y, curves, log_x=True, errors=True)
+    draw_panels([panel], path, size=(8, 6), legend_below=True)
