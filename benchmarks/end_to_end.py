@@ -22,13 +22,12 @@ digits are used. Networks see few images, for one epoch: that does not change ho
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -38,10 +37,11 @@ from statistics import median
 
 import httpx
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from datasets import Material, digits, first_rows, pictures
-from serving import CHEAP, LabelConnection, Service, compared, install, train
+from serving import CHEAP, LabelConnection, Service, in_turn, install, ratios, train
 from support.databases import running_postgres
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.ensemble import Ensemble
@@ -84,19 +84,13 @@ uvicorn.run(app, host="127.0.0.1", port=settings.port, **uvicorn_options(setting
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3, help="per line and round")
-    parser.add_argument("--postgresql", action="store_true", help="instead of SQLite")
-    parser.add_argument("--ray", action="store_true", help="beside votes on a Ray cluster")
-    options = parser.parse_args()
-    rounds = [options.seconds] * options.rounds
+def main(rounds: int = 5, seconds: float = 3, postgresql: bool = False, ray: bool = False) -> None:
+    """Measure for so many seconds per line and round."""
     material = pictures()
     few = replace(material, private=first_rows(material.private, RECORDS * NETWORKS))
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(running_postgres()) if options.postgresql else None
+        server = stack.enter_context(running_postgres()) if postgresql else None
 
         def opened(
             name: str, material: Material, teachers: int, config: Heads | Networks
@@ -108,40 +102,37 @@ def main() -> None:
             print(f"{material.name}, {teachers} {config.kind}", flush=True)
             return service
 
-        throughput(opened("networks", few, NETWORKS, Networks(epochs=1)), rounds, options.ray)
-        throughput(opened("heads", material, HEADS, Heads()), rounds, options.ray, LEAST_RATE)
-        latency(opened("tiny", table(), 5, Heads()), rounds)
+        throughput(opened("networks", few, NETWORKS, Networks(epochs=1)), rounds, seconds, ray)
+        throughput(opened("heads", material, HEADS, Heads()), rounds, seconds, ray, LEAST_RATE)
+        latency(opened("tiny", table(), 5, Heads()), rounds, seconds)
 
 
 def throughput(
-    service: Service, rounds: Sequence[float], with_ray: bool, aim: float | None = None
+    service: Service, rounds: int, seconds: float, with_ray: bool, aim: float | None = None
 ) -> None:
     images, token = service.ensemble.public, service.token()
     sources = [np.random.default_rng(client) for client in range(CLIENTS)]
     ensemble = Ensemble.load(service.ensemble.directory)
+    asked = f"POST /label, {CLIENTS} clients x {BATCH}"
     with ExitStack() as stack:
         url = stack.enter_context(service.serve())
         spent = Stages(url, service.token("auditor"))
-        lines: dict[str, Callable[[float], float]] = {
-            "bare ensemble, batches of 512": partial(bare_rate, ensemble, images),
-            f"POST /label, {CLIENTS} clients x {BATCH}": partial(
-                query_rate, url, token, images, sources, spent
-            ),
+        lines = {
+            "bare ensemble, batches of 512": partial(bare_rate, ensemble, images, seconds),
+            asked: partial(query_rate, url, token, images, sources, spent, seconds),
         }
         if with_ray:
             cluster = stack.enter_context(service.serve("ray", voters="ray", ray_actors=ACTORS))
-            on_ray = partial(query_rate, cluster, token, images, sources, None)
+            on_ray = partial(query_rate, cluster, token, images, sources, None, seconds)
             lines[f"the same, with {ACTORS} actors of Ray"] = on_ray
-        found = [[rate(seconds) for rate in lines.values()] for seconds in rounds]
+        found = in_turn(lines, rounds)
     print("  queries per second, and what that is of the line above")
-    for number, what in enumerate(lines):
-        rates = [each[number] for each in found]
-        line = f"  {what:45} {median(rates):10,.0f}"
-        if number:
-            line += "   " + compared([each[number] / each[number - 1] for each in found])
-        if number == 1 and aim is not None:
-            line += f"   aim: {aim}"
-        print(line)
+    above: Sequence[float] = ()
+    for what, rates in found.items():
+        beside = ratios(rates, above) if above else ""
+        goal = f"   aim: {aim}" if what == asked and aim else ""
+        print(f"  {what:45} {median(rates):10,.0f}   {beside}{goal}")
+        above = rates
     print(f"      {spent}", flush=True)
 
 
@@ -209,38 +200,37 @@ def query_rate(
         return sum(pool.map(ask, sources)) * BATCH / seconds
 
 
-def latency(service: Service, rounds: Sequence[float]) -> None:
+def latency(service: Service, rounds: int, seconds: float) -> None:
     images, token, source = service.ensemble.public, service.token(), np.random.default_rng(0)
     with ExitStack() as stack:
         nothing = stack.enter_context(service.serve("noop", (sys.executable, "-c", NOOP)))
         url = stack.enter_context(service.serve())
-        clients = {
-            "no-op FastAPI route": LabelConnection(nothing, token),
-            "POST /label": LabelConnection(url, token),
-        }
         spent = Stages(url, service.token("auditor"))
-        for client in clients.values():
-            single_query_times(client, images, 0.5, source)  # warm up
+        clients = {"no-op FastAPI route": nothing, "POST /label": url}
+        lines = {
+            what: partial(single_query_times, LabelConnection(to, token), images, source)
+            for what, to in clients.items()
+        }
+        for measure in lines.values():
+            measure(0.5)  # warm up
         with spent:
-            found = [
-                [single_query_times(client, images, each, source) for client in clients.values()]
-                for each in rounds
-            ]
+            found = in_turn({what: partial(each, seconds) for what, each in lines.items()}, rounds)
     print("  single queries, one client: milliseconds")
-    for number, what in enumerate(clients):
-        times = np.concatenate([both[number] for both in found])
-        tails = [np.percentile(both[number], 99) / np.median(both[number]) for both in found]
-        ratios = [float(np.median(both[number]) / np.median(both[0])) for both in found]
+    middles = {what: [float(np.median(each)) for each in times] for what, times in found.items()}
+    for what, times in found.items():
+        usual, slow = np.median(np.concatenate(times)), np.percentile(np.concatenate(times), 99)
+        tails = ratios([float(np.percentile(each, 99)) for each in times], middles[what])
+        of_noop = ratios(middles[what], middles["no-op FastAPI route"])
         print(
-            f"  {what:22} p50 {np.median(times):6.2f}   p99 {np.percentile(times, 99):6.2f}   "
-            f"p50 of no-op {compared(ratios)}   p99 of own p50 {compared(tails)}"
+            f"  {what:22} p50 {usual:6.2f}   p99 {slow:6.2f}   "
+            f"p50 of no-op {of_noop}   p99 of own p50 {tails}"
         )
     print(f"  aim: at most {MOST_LATENCY} times the no-op route")
     print(f"  {spent}")
 
 
 def single_query_times(
-    client: LabelConnection, images: NDArray[np.uint8], seconds: float, source: np.random.Generator
+    client: LabelConnection, images: NDArray[np.uint8], source: np.random.Generator, seconds: float
 ) -> NDArray[np.float64]:
     """Milliseconds of each single query, one after another for the given time."""
     took: list[float] = []
@@ -279,4 +269,4 @@ def perturbed(
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -8,11 +8,8 @@ torch's product of the two, on as many threads, without a comparison. Both in on
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
-import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +18,9 @@ import numpy as np
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+import typer
 
+from serving import in_turn, seconds
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import versions
@@ -34,28 +33,24 @@ POINTS = 10_000
 NEAR = 240
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=60_000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--coordinates", type=int, default=150)
-    options = parser.parse_args()
+def main(records: int = 60_000, batch: int = 64, coordinates: int = 150) -> None:
     random = np.random.default_rng(0)
-    ensemble = made(random, options.records, options.coordinates)
-    queries = quantize(unit(random, options.batch, options.coordinates), 3300.0)
+    ensemble = made(random, records, coordinates)
+    queries = quantize(unit(random, batch, coordinates), 3300.0)
     x = torch.from_numpy(queries).float()
-    records = torch.from_numpy(quantize(unit(random, options.records, options.coordinates), 3300.0))
-    transposed = records.float().T.contiguous()
+    others = torch.from_numpy(quantize(unit(random, records, coordinates), 3300.0))
+    transposed = others.float().T.contiguous()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, bare = [], []
-    for _ in range(ROUNDS):  # in turn, so that a busy machine slows both
-        found.append(seconds(lambda: ensemble.near(queries)))
-        bare.append(seconds(lambda: x @ transposed))
+    lines = {
+        "weights": lambda: seconds(lambda: ensemble.near(queries)),
+        "product": lambda: seconds(lambda: x @ transposed),
+    }
+    found = in_turn(lines, ROUNDS)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    weights, product = float(np.median(found)), float(np.median(bare))
-    points = 4 * (POINTS + options.records) * (options.coordinates + 1) / 2**20
+    weights, product = (float(np.median(each)) for each in found.values())
+    points = 4 * (POINTS + records) * (coordinates + 1) / 2**20
     print(
-        f"{options.batch} queries, {options.records:,} records, {options.coordinates} coordinates, "
+        f"{batch} queries, {records:,} records, {coordinates} coordinates, "
         f"{torch.get_num_threads()} threads:\n"
         f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
         f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
@@ -95,11 +90,5 @@ def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray
     return np.asarray(points / np.linalg.norm(points, axis=1, keepdims=True))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(main)
