@@ -15,7 +15,6 @@ The first line is the machine's: how long a fixed computation takes when nothing
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import socket
@@ -24,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -31,8 +31,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import typer
 
-from serving import Service, install
+from serving import Service, in_turn, install, ratios
 from support.clients import npy, npz
 from support.data import train_digits
 from terrine_server.owner.checkpoints import make_checkpoint_key
@@ -238,31 +239,29 @@ def computation() -> float:
 def measure(port: int, service: Service, rounds: int, requests: int, only: str) -> None:
     attacks: dict[str, Attack] = {"a busy process": (busy, None)}
     attacks |= {name: what for name, what in attacks_on(service).items() if only in name}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("alone", *attacks)}
+    lines: dict[str, Callable[[], tuple[float, float]]] = {
+        "alone": partial(latencies, port, service, requests)
+    }
+
+    def measure_beside(attack: Callable[..., None], given: Any) -> tuple[float, float]:
+        with attacking(attack, port, given):
+            return latencies(port, service, requests)
+
+    lines |= {name: partial(measure_beside, *each) for name, each in attacks.items()}
     latencies(port, service, 20)
-    for _ in range(rounds):
-        found["alone"].append(latencies(port, service, requests))
-        for name, (attack, given) in attacks.items():
-            with attacking(attack, port, given):
-                found[name].append(latencies(port, service, requests))
-    print("2 rows: milliseconds, and times as long as alone in the same round")
-    first = found["alone"]
+    found = in_turn(lines, rounds)
+    print("milliseconds, and times as long as alone in the same round")
     for name, each in found.items():
         line = f"  {name:32}"
         for which, what in enumerate(("p50", "p99")):
-            ratios = [pair[which] / alone[which] for pair, alone in zip(each, first, strict=True)]
-            times = "" if name == "alone" else f" x {median(ratios):.1f}"
-            line += f"   {what} {median(pair[which] for pair in each):7.1f}{times}"
+            own, alone = ([pair[which] for pair in pairs] for pairs in (each, found["alone"]))
+            line += f"   {what} {median(own):7.1f} x {ratios(own, alone)}"
         print(line, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=150)
-    parser.add_argument("--only", default="", help="attacks with this in their names")
-    options = parser.parse_args()
-    idle = quantiles([computation() for _ in range(options.requests)])
+def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
+    """Measure beside attacks with `only` in their names."""
+    idle = quantiles([computation() for _ in range(requests)])
     print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -273,8 +272,8 @@ def main() -> None:
             service.open_project(name, CHEAP)
         with service.serve() as url:
             port = urlsplit(url).port or 80
-            measure(port, service, options.rounds, options.requests, options.only)
+            measure(port, service, rounds, requests, only)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -35,8 +35,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from terrine_experiments.papers import Name
 from terrine_experiments.sources import ADULT_COLUMNS, load
-from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx, load_npz
-from terrine_models.features.maps import PublicData
+from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.tables.loading import load_table
 from terrine_protocol.tables import TableSchema
 
@@ -356,39 +355,42 @@ def _originals(name: Name, asked: float, where: Path) -> Source:
     )
 
 
+def _of_r(package: str, table: str, label: str, **others: Any) -> TableSource:
+    return TableSource(R, lambda: _r(package, table), label, **others)
+
+
+def _of_keel(name: str, kind: str = "balanced") -> TableSource:
+    return TableSource(KEEL, lambda: _keel(name, kind), "class")
+
+
 CORPUS: dict[str, Source] = {
     "storms": TableSource(R, _storms, "status", group="storm"),
-    "diamonds": TableSource(R, lambda: _r("ggplot2", "diamonds"), "cut"),
-    "churn": TableSource(R, lambda: _r("modeldata", "mlc_churn"), "churn"),
-    "lending": TableSource(R, lambda: _r("modeldata", "lending_club"), "Class"),
-    "caravan": TableSource(R, lambda: _r("ISLR", "Caravan"), "Purchase"),
-    "credit-cards": TableSource(R, lambda: _r("causaldata", "credit_cards"), "LateSept"),
-    "part-time": TableSource(R, lambda: _r("AER", "CPS1988"), "parttime"),
-    "health-panel": TableSource(R, lambda: _r("COUNT", "rwm5yr"), "outwork", group="id"),
-    "loans": TableSource(
-        R,
-        lambda: _r("openintro", "loans_full_schema"),
-        "grade",
-        without=("sub_grade", "interest_rate"),
+    "diamonds": _of_r("ggplot2", "diamonds", "cut"),
+    "churn": _of_r("modeldata", "mlc_churn", "churn"),
+    "lending": _of_r("modeldata", "lending_club", "Class"),
+    "caravan": _of_r("ISLR", "Caravan", "Purchase"),
+    "credit-cards": _of_r("causaldata", "credit_cards", "LateSept"),
+    "part-time": _of_r("AER", "CPS1988", "parttime"),
+    "health-panel": _of_r("COUNT", "rwm5yr", "outwork", group="id"),
+    "loans": _of_r(
+        "openintro", "loans_full_schema", "grade", without=("sub_grade", "interest_rate")
     ),
-    "callbacks": TableSource(R, lambda: _r("openintro", "labor_market_discrimination"), "call"),
-    "police-stops": TableSource(R, lambda: _r("carData", "MplsStops"), "problem"),
-    "abortion": TableSource(R, lambda: _r("stevedata", "gss_abortion"), "abany"),
-    "occupations": TableSource(R, lambda: _r("stevedata", "gss_wages"), "occrecode"),
-    "chemistry": TableSource(R, lambda: _r("mlmRev", "Chem97"), "score"),
-    "happiness": TableSource(
-        R, lambda: _r("wooldridge", "happiness"), "happy", without=("vhappy",)
-    ),
-    "magic": TableSource(KEEL, lambda: _keel("magic"), "class"),
-    "spam": TableSource(KEEL, lambda: _keel("spambase"), "class"),
-    "mushroom": TableSource(KEEL, lambda: _keel("mushroom"), "class"),
-    "page-blocks": TableSource(KEEL, lambda: _keel("page-blocks0", "imbalanced"), "class"),
-    "marketing": TableSource(KEEL, lambda: _keel("marketing"), "class"),
-    "texture": TableSource(KEEL, lambda: _keel("texture"), "class"),
-    "splice": TableSource(KEEL, lambda: _keel("splice"), "class"),
-    "phoneme": TableSource(KEEL, lambda: _keel("phoneme"), "class"),
-    "abalone": TableSource(KEEL, lambda: _keel("abalone19", "imbalanced"), "class"),
-    "titanic": TableSource(KEEL, lambda: _keel("titanic"), "class"),
+    "callbacks": _of_r("openintro", "labor_market_discrimination", "call"),
+    "police-stops": _of_r("carData", "MplsStops", "problem"),
+    "abortion": _of_r("stevedata", "gss_abortion", "abany"),
+    "occupations": _of_r("stevedata", "gss_wages", "occrecode"),
+    "chemistry": _of_r("mlmRev", "Chem97", "score"),
+    "happiness": _of_r("wooldridge", "happiness", "happy", without=("vhappy",)),
+    "magic": _of_keel("magic"),
+    "spam": _of_keel("spambase"),
+    "mushroom": _of_keel("mushroom"),
+    "page-blocks": _of_keel("page-blocks0", "imbalanced"),
+    "marketing": _of_keel("marketing"),
+    "texture": _of_keel("texture"),
+    "splice": _of_keel("splice"),
+    "phoneme": _of_keel("phoneme"),
+    "abalone": _of_keel("abalone19", "imbalanced"),
+    "titanic": _of_keel("titanic"),
     "digits": PictureSource(SKLEARN, _digits),
     "scanned-digits": PictureSource(KEEL, lambda: _squares("optdigits", (8, 8), 16)),
     "strokes": PictureSource(KEEL, _strokes),
@@ -398,13 +400,11 @@ CORPUS: dict[str, Source] = {
 """Nothing in Terrine was tuned on any of them."""
 PACKAGED: dict[str, Source] = CORPUS | {
     "flights": TableSource(R, _flights, "late", group="tailnum", most=250_000),
-    "letter": TableSource(KEEL, lambda: _keel("letter"), "class"),
-    "nassCDS": TableSource(
-        R, lambda: _r("DAAG", "nassCDS"), "dead", without=("caseid", "injSeverity")
-    ),
-    "nlswork": TableSource(R, lambda: _r("sampleSelection", "nlswork"), "union", group="idcode"),
+    "letter": _of_keel("letter"),
+    "nassCDS": _of_r("DAAG", "nassCDS", "dead", without=("caseid", "injSeverity")),
+    "nlswork": _of_r("sampleSelection", "nlswork", "union", group="idcode"),
     "tweets": TableSource(R, _tweets, "label", most=None, sizes=(3000, 3000)),
-    "TV16": TableSource(R, lambda: _r("stevedata", "TV16"), "votetrump", without=("uid",)),
+    "TV16": _of_r("stevedata", "TV16", "votetrump", without=("uid",)),
 }
 FILES: dict[str, Callable[[Path], Source]] = {
     "adult": _adult,
@@ -414,38 +414,6 @@ FILES: dict[str, Callable[[Path], Source]] = {
     "glyphs": partial(_originals, "glyph", 0.5),
 }
 TEXTS = ("debian", "tweets")
-
-
-@dataclass(frozen=True)
-class Material:
-    """Private training data, a public pool, and test images with their labels."""
-
-    name: str
-    private: Dataset
-    public: PublicData
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-
-def pictures() -> Material:
-    """MNIST where it is there, else digits."""
-    folder = SHARED / "mnist"
-    if not folder.is_dir():
-        return digits()
-    test = load_idx(folder / "t10k-images-idx3-ubyte.gz")
-    images = test.inputs.astype(np.uint8)
-    public = PublicData.declare("MNIST test images 0-8999", images[:9000])
-    return Material("MNIST", load_idx(folder), public, images, test.labels)
-
-
-def digits() -> Material:
-    data = load_digits()
-    images, labels = data.images.astype(np.uint8), data.target.astype(np.int64)
-    spec = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
-    private = Dataset(images[:1200], labels[:1200], DIGITS, spec, name="digits")
-    public = PublicData.declare("digits from 1200 on", images[1200:])
-    name = "scikit-learn's digits, because no MNIST was given"
-    return Material(name, private, public, images[1200:], labels[1200:])
 
 
 def first_rows(data: Dataset, rows: int) -> Dataset:

@@ -17,14 +17,15 @@ asked.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score
 
@@ -58,29 +59,28 @@ Found = dict[str, float]
 best threshold."""
 
 
-def main() -> None:
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="of datasets.py")] = None,
+    epsilon: str = "1,0.3,0.1",
+    seeds: int = 5,
+    in_process: bool = False,
+) -> None:
     """Compare, and print a line for each table, ε and way to ask."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
-    parser.add_argument("--epsilon", default="1,0.3,0.1")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--in-process", action="store_true", help="without files and a server")
-    given = parser.parse_args()
-    compare = compare_in_process if given.in_process else compare_by_commands
-    if not given.data:
+    compare = compare_in_process if in_process else compare_by_commands
+    if not data:
         print("Skipped: no data were named. See the top of benchmarks/designed.py.")
-    for name, source in find_sources(given.data).items():
+    for name, source in find_sources(data or []).items():
         if not isinstance(source, TableSource):
-            parser.error(f"{name} is not a table.")
-        for epsilon in map(float, given.epsilon.split(",")):
+            raise SystemExit(f"{name} is not a table.")
+        for budget in map(float, epsilon.split(",")):
             found: dict[str, list[Found]] = {}
-            for seed in range(given.seeds):
+            for seed in range(seeds):
                 with tempfile.TemporaryDirectory(prefix="designed-") as place:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
-                    for way, student in compare(made, epsilon, seed):
+                    for way, student in compare(made, budget, seed):
                         found.setdefault(way, []).append(student)
             for way, students in found.items():
-                print(f"{name}, ε = {epsilon:g}, {way}: {summarize(students)}", flush=True)
+                print(f"{name}, ε = {budget:g}, {way}: {summarize(students)}", flush=True)
 
 
 def summarize(students: Sequence[Found]) -> str:
@@ -211,4 +211,4 @@ def best_cut(second: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -40,10 +40,12 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from datasets import Material, digits, first_rows, pictures
+from datasets import SHARED, first_rows
 from serving import CHEAP, LabelConnection, Service, in_turn, install, ratios, train
+from support.data import known_digits
 from support.databases import running_postgres
-from terrine_models.features.maps import PublicData
+from terrine_experiments.sources import load
+from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, Networks
 
@@ -86,25 +88,45 @@ uvicorn.run(app, host="127.0.0.1", port=settings.port, **uvicorn_options(setting
 
 def main(rounds: int = 5, seconds: float = 3, postgresql: bool = False, ray: bool = False) -> None:
     """Measure for so many seconds per line and round."""
-    material = pictures()
-    few = replace(material, private=first_rows(material.private, RECORDS * NETWORKS))
+    private, public = pictures()
+    few = first_rows(private, RECORDS * NETWORKS), public
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(running_postgres()) if postgresql else None
 
         def opened(
-            name: str, material: Material, teachers: int, config: Heads | Networks
+            name: str, data: tuple[Dataset, Dataset], teachers: int, config: Heads | Networks
         ) -> Service:
             url = None if server is None else server.url(stack.enter_context(server.database()))
-            ensemble = train(home / name, material, teachers, config)
+            ensemble = train(home / name, *data, teachers, config)
             service = install(home / name, ensemble, url, requests_per_minute=10**9)
             service.open_project(mechanism=CHEAP, epsilon=40.0)
-            print(f"{material.name}, {teachers} {config.kind}", flush=True)
+            print(f"{data[0].name}, {teachers} {config.kind}", flush=True)
             return service
 
         throughput(opened("networks", few, NETWORKS, Networks(epochs=1)), rounds, seconds, ray)
-        throughput(opened("heads", material, HEADS, Heads()), rounds, seconds, ray, LEAST_RATE)
+        heads = opened("heads", (private, public), HEADS, Heads())
+        throughput(heads, rounds, seconds, ray, LEAST_RATE)
         latency(opened("tiny", table(), 5, Heads()), rounds, seconds)
+
+
+def pictures() -> tuple[Dataset, Dataset]:
+    """MNIST where it is there, else digits: training data, and what students ask."""
+    if not (SHARED / "mnist").is_dir():
+        return known_digits(slice(1200)), known_digits(slice(1200, None))
+    source = load("mnist", SHARED / "mnist")
+    return source.private, source.test
+
+
+def table() -> tuple[Dataset, Dataset]:
+    """scikit-learn's digits as rows of a table: its columns are the features."""
+
+    def flat(rows: slice) -> Dataset:
+        of = known_digits(rows)
+        spec = of.spec.model_copy(update={"shape": (64,)})
+        return replace(of, inputs=of.inputs.reshape(-1, 64), spec=spec)
+
+    return flat(slice(1200)), flat(slice(1200, None))
 
 
 def throughput(
@@ -241,19 +263,6 @@ def single_query_times(
         client.label(image)
         took.append(1e3 * (time.perf_counter() - started))
     return np.array(took)
-
-
-def table() -> Material:
-    """scikit-learn's digits as rows of a table: its columns are the features."""
-    drawn = digits()
-    rows = drawn.images.reshape(len(drawn.images), -1)
-    private = replace(
-        drawn.private,
-        inputs=drawn.private.inputs.reshape(-1, rows.shape[1]),
-        spec=drawn.private.spec.model_copy(update={"shape": rows.shape[1:]}),
-    )
-    public = PublicData.declare("digits as a table", rows)
-    return Material("digits as a table", private, public, rows, drawn.labels)
 
 
 def perturbed(

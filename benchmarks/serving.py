@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from commands import SERVE, free_port, served
-from datasets import Material
 from support.clients import npy
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.servers import Owner, installed
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.maps import PublicData
 from terrine_models.teachers.kinds import Heads, Networks
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger
@@ -74,19 +75,19 @@ def install(
 
 
 def train(
-    home: Path, material: Material, teachers: int, config: Heads | Networks
+    home: Path, private: Dataset, public: Dataset, teachers: int, config: Heads | Networks
 ) -> DigitsEnsemble:
-    """Train teachers into a directory that does not exist; students ask about the test images."""
+    """Train teachers into a directory that does not exist; students ask about the public inputs."""
     home.mkdir()
+    images, labels = public.inputs.astype(np.uint8), public.labels
     manifest = train_ensemble(
-        material.private,
+        private,
         home / "ensemble",
         name="bench",
         teachers=teachers,
         config=config,
-        public=material.public if isinstance(config, Heads) else None,
+        public=PublicData.declare("public", images) if isinstance(config, Heads) else None,
     )
-    images, labels = material.images, material.labels
     return DigitsEnsemble(home / "ensemble", manifest, images, labels, images, labels)
 
 

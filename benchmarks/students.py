@@ -12,12 +12,13 @@ from the same answers, and `auto` chooses by these alone. All are measured on th
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from datasets import CORPUS, PictureSource, find_sources, first_rows, missing_packages
@@ -37,25 +38,25 @@ MOST_PRIVATE = 20_000
 MOST_TESTED = 4_000
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="of datasets.py")
-    parser.add_argument("--answers", type=int, default=400)
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--labels", action="store_true", help="in place of noisy counts")
-    given = parser.parse_args()
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="of datasets.py")] = None,
+    answers: int = 400,
+    epsilon: float = 1.0,
+    seeds: int = 1,
+    labels: bool = False,
+) -> None:
+    """Compare students of each method, and print what `auto` loses."""
     installed = [
         name
         for name, source in CORPUS.items()
         if isinstance(source, PictureSource) and not missing_packages([source])
     ]
     regrets = []
-    for name, source in find_sources(given.data or installed).items():
-        for seed in range(given.seeds):
+    for name, source in find_sources(data or installed).items():
+        for seed in range(seeds):
             if not isinstance(source, PictureSource):
                 raise SystemExit(f"{name} is not a set of pictures.")
-            found = compare(source, seed, given.answers, given.epsilon, labels=given.labels)
+            found = compare(source, seed, answers, epsilon, labels=labels)
             chosen = found.pop("auto")
             regrets.append(max(found.values()) - chosen)
             each = ", ".join(f"{method} {right:.2%}" for method, right in found.items())
@@ -124,4 +125,4 @@ def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArr
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

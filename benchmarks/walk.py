@@ -18,7 +18,6 @@ wheel of wordllama, or a transformer in ONNX, which takes 6 ms for a short text.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,9 +25,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -148,28 +148,27 @@ def lines(found: Ended) -> Iterator[str]:
             yield f"  {name.replace('_', ' '):20} {model:17} {figure}"
 
 
-def main() -> None:
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="NAME, NAME=PATH of datasets.py")] = None,
+    corpus: bool = False,
+    seeds: int = 1,
+    epsilon: float = 1.0,
+    embedding: Path | None = None,
+    out: Path | None = None,
+) -> None:
     """Walk, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
-    parser.add_argument("--corpus", action="store_true", help="what nothing was tuned on")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--embedding", type=Path, help="of texts: a folder with an encoder")
-    parser.add_argument("--out", type=Path, help="also a line of JSON for each walk")
-    given = parser.parse_args()
     options: tuple[str, ...] = ()
-    if given.embedding is not None:
-        os.environ[ENCODERS] = str(given.embedding.resolve())
+    if embedding is not None:
+        os.environ[ENCODERS] = str(embedding.resolve())
         options = ("--embedding", os.environ[ENCODERS])
-    sources = find_sources([*given.data, *(CORPUS if given.corpus else ())])
+    sources = find_sources([*(data or ()), *(CORPUS if corpus else ())])
     if not sources:
         print("Skipped: no data were named. See the top of benchmarks/walk.py.")
         return
-    known = {} if given.out is None else read_ended(given.out, given.epsilon)
+    known = {} if out is None else read_ended(out, epsilon)
     ended, failed = list[Ended](), dict[str, str]()
     for name, source in sources.items():
-        for seed in range(given.seeds):
+        for seed in range(seeds):
             if (name, seed) in known:
                 ended.append(known[name, seed])
                 continue
@@ -178,15 +177,15 @@ def main() -> None:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
                     if name in TEXTS:
                         made = replace(made, options=made.options + options)
-                    found = walk(name, made, seed, given.epsilon)
+                    found = walk(name, made, seed, epsilon)
             except Exception as error:  # one set's failure must not end the walks of all others
                 failed[f"{name}, seed {seed}"] = f"{type(error).__name__}: {error}"
                 print(f"{name}, seed {seed}: FAILED\n{error}", flush=True)
                 continue
             ended.append(found)
             print("\n".join(lines(found)), flush=True)
-            if given.out is not None:
-                with given.out.open("a", encoding="utf-8") as file:
+            if out is not None:
+                with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
     declined = sum(isinstance(each, Declined) for each in ended)
     print("\n".join(["", *table(ended), ""]))
@@ -411,4 +410,4 @@ def _judged(
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
