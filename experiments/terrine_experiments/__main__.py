@@ -29,7 +29,6 @@ app = typer.Typer(
     name="experiments",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     help="Repeat the experiments of the PATE papers.",
 )
 
@@ -92,14 +91,6 @@ def reproduce(
     answers, the teachers' plurality and the paper's figures. ± is the interval in which a new run's
     figure falls, for 95 %. Run the same command again to continue after an interruption: no noise
     is drawn twice. Results gather in results.json and one picture.
-
-    [bold]Examples[/bold]
-
-      make reproduce ARGS="mnist mnist/ --epsilon 0.3 --epsilon 0.6"
-
-      make reproduce ARGS="mnist mnist/ --epsilon 0.6 --protocol last-1000 --runs 5"
-
-      make reproduce ARGS="adult adult/ --epsilon 1"
     """
     if mechanism == "neighbours" and (teachers or data not in NEAR):
         fail(f"neighbours have no teachers to choose, and are for {', '.join(NEAR)}.")
@@ -199,10 +190,6 @@ def glyphs(
     150 characters, 28 x 28 pixels, distorted at random; the most frequent is five times as frequent
     as the rarest, and 1 % of the private labels are wrong. A font family is private or public,
     never both. DIR gets private.npz, public.npz and facts.json.
-
-    [bold]Example[/bold]
-
-      make glyphs ARGS=glyphs/ && make reproduce ARGS="glyph glyphs/"
     """
     plan = Drawing(private, public, families, characters, seed, tuning)
     facts = write_glyphs(out, plan, fonts, console.print)

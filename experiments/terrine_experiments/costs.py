@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
-from terrine_experiments.papers import Selective
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import (
     BoundRelease,
@@ -45,6 +44,30 @@ ORDERS = 1 + np.geomspace(0.02, 1e4, 400)
 """Rényi orders, spaced 3.3 % in α − 1: the best of them is within 1e-3 of the best of all."""
 MOMENTS = np.arange(2, 10, dtype=np.float64)
 """The orders of P17, which tracks eight moments."""
+
+
+@dataclass(frozen=True)
+class Selective:
+    """The test and the noise of Confident-GNMax or of a round of Interactive-GNMax, as in P18.
+
+    Order, β, σ and ε of what it would publish are of its Table 2.
+    """
+
+    threshold: int
+    sigma1: float
+    sigma2: float
+    queries: int = 0
+    order: float = 0
+    beta: float = 0
+    sigma_ss: float = 0
+    sanitised: float = 0
+    own: tuple[float, float, float] | None = None
+    """Order, β and σ of what we would publish, chosen on other queries."""
+
+    @property
+    def orders(self) -> Floats:
+        """The order alone."""
+        return np.array([float(self.order)])
 
 
 @dataclass(frozen=True, eq=False)

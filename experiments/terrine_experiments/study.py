@@ -134,19 +134,16 @@ def trained(
                 seed=run,
                 on_trained=on_trained,
             )
-    manifest = load_manifest(directory)
+    manifest, private = load_manifest(directory), source.private
     features = manifest.teacher.features
     fitted_on = features.fitted_on if features else None
-    if (
-        manifest.input != source.private.spec
-        or manifest.classes != source.private.classes
-        or (fitted_on is not None and fitted_on.sha256 != public.source.sha256)
-    ):
-        raise DataError(f"{directory} holds teachers of other data. Give another --out.")
-    expected = source.config.teacher(source.private, features, public)
-    if (manifest.teacher, manifest.teachers, manifest.seed) != (expected, source.teachers, run):
+    found = (manifest.input, manifest.classes, manifest.teacher, manifest.teachers, manifest.seed)
+    expected = source.config.teacher(private, features, public)
+    others = found != (private.spec, private.classes, expected, source.teachers, run)
+    if others or (fitted_on is not None and fitted_on.sha256 != public.source.sha256):
         raise DataError(
-            f"{directory} holds teachers that were trained with other settings. Give another --out."
+            f"{directory} holds teachers of other data, or that were trained with other settings. "
+            "Give another --out."
         )
     return manifest
 
