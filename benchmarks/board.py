@@ -11,11 +11,9 @@ not run again; at the end its page and picture are written:
                                [--methods NAME,…] [--results docs/board.jsonl]
     python benchmarks/board.py --page        # write the page of the results again
 
-**Neighbouring.** The product protects against replacing all that one person gave; most others
-against adding or removing one row. Who replaces a row removes one and adds one, so what is (ε',
-δ')-private for adding or removing is (2ε', (1 + e^ε')·δ')-private for replacing. Each of these is
-run twice: with ε and δ spent in its own sense, and with the ε' and δ' that give ε and δ in ours.
-Where people have several rows, the others protect rows: in our sense they get one of each person.
+Each of the others that protects adding or removing a row is run twice: with ε and δ spent in its
+own sense, and with what gives ε and δ in ours, which is replacing all that one person gave, as the
+page explains. Where people have several rows, it gets one of each person in our sense.
 """
 
 from __future__ import annotations
@@ -44,6 +42,7 @@ from sklearn.linear_model import LogisticRegression
 
 from commands import Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
+from terrine_experiments.page import table
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
@@ -422,22 +421,22 @@ def standing(means: pd.DataFrame) -> str:
 
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the generated part of the page: who is first, then a table for each set."""
-    means = summarize(results)
-    sets = list(dict.fromkeys(each.data for each in results))
-    yield from _head(EPSILONS)
-    for data in sets:
-        own = means[means["data"] == data]
-        said = [standing(own[own["epsilon"] == each]) for each in EPSILONS]
-        yield f"| {data} | {' | '.join(said)} |"
-    for data in sets:
-        own = means[means["data"] == data]
+    means, heads = summarize(results), [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    sets = dict.fromkeys(each.data for each in results)
+    of_sets = {data: means[means["data"] == data] for data in sets}
+    first = [
+        [data, *(standing(own[own["epsilon"] == each]) for each in EPSILONS)]
+        for data, own in of_sets.items()
+    ]
+    yield table(["", *heads], first)
+    for data, own in of_sets.items():
         epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
         delta = max(each.spent[1] for each in results if each.data == data)
         plain = own[own["epsilon"] == NO_EPSILON].itertuples()
         without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
-        yield from _head(epsilons, "processor")
         seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
+        lines = []
         for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
             if rows.empty:
@@ -448,13 +447,8 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
             took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
             title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
             title += ", *in its own sense*" if reading == "own" else ""
-            yield f"| {title} | {' | '.join(cells.get(e, '') for e in epsilons)} | {took} |"
-
-
-def _head(epsilons: Sequence[float], *others: str) -> Iterator[str]:
-    heads = ["", *(f"ε = {epsilon:g}" for epsilon in epsilons), *others]
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
+            lines.append([title, *(cells.get(each, "") for each in epsilons), took])
+        yield table(["", *(f"ε = {each:g}" for each in epsilons), "processor"], lines)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

@@ -113,8 +113,6 @@ class Walk:
     """Models on the same answers, as `Labels.training_set` gives them, by name."""
     leads: dict[str, Lead]
     """Of each of these."""
-    boosted: Scores | None
-    """None of pictures."""
     logistic: Scores
     public: Scores
     seconds_until_open: float
@@ -294,10 +292,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     outcomes, numbers = np.array(answers.outcomes), number_distinct_rows(pool.inputs)
     answered = numbers[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
     own, plain = opened.predict(made.tested, tested.classes), _plain(answers, pool, tested)
-    boosted = None
-    if len(private.spec.shape) == 1 and tested.spec.size <= MOST_BOOSTED:
-        model = _judged(_boosted(), private.inputs, private.labels, tested)
-        boosted = model.scores(tested.labels)
     return Walk(
         **common,
         way=next(name for name, words in WAYS.items() if words in way),
@@ -311,7 +305,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
         above_chance=is_above_chance(own, tested.labels),
         plain={name: found.scores(tested.labels) for name, found in plain.items()},
         leads={name: lead_of(found, own, tested.labels) for name, found in plain.items()},
-        boosted=boosted,
         seconds_until_open=opened.seconds,
         seconds_of_student=learning,
     )
