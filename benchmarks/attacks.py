@@ -9,8 +9,6 @@ lowest priority, in a process of their own: on a small machine they would otherw
 server's processor without any mistake of the server's; the busy process shows what is left of that.
 Each attack has a fixed number of connections and ends with its measurement. Everybody has the
 server's default limits, also of requests in a minute.
-
-The first line is the machine's: how long a fixed computation takes when nothing here is running.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import typer
 
-from serving import Service, in_turn, install, ratios
+from serving import CHEAP, Service, in_turn, install, ratios
 from support.clients import npy, npz
 from support.data import train_digits
 from terrine_server.owner.checkpoints import make_checkpoint_key
@@ -52,7 +50,6 @@ STRANGERS = {
     "other pages": ("/problems", "/readyz", "/problems/internal", "/admin/sign-in"),
 }
 """What strangers ask for: it takes no token."""
-CHEAP = {"name": "gnmax", "sigma": 100.0}
 Attack = tuple[Callable[..., None], Any]
 """A function that runs until it is ended, and what it is given beside the port."""
 
@@ -220,20 +217,7 @@ def latencies(port: int, service: Service, requests: int) -> tuple[float, float]
         connection.close()
     if failed:
         print(f"    {failed} of {requests} were not answered")
-    return quantiles(took)
-
-
-def quantiles(took: Sequence[float]) -> tuple[float, float]:
     return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
-
-
-def computation() -> float:
-    """Milliseconds of a fixed computation."""
-    began = time.perf_counter()
-    sum(number * number for number in range(50_000))
-    time_taken = 1000 * (time.perf_counter() - began)
-    time.sleep(PAUSE_SECONDS)
-    return time_taken
 
 
 def measure(port: int, service: Service, rounds: int, requests: int, only: str) -> None:
@@ -261,8 +245,6 @@ def measure(port: int, service: Service, rounds: int, requests: int, only: str) 
 
 def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
     """Measure beside attacks with `only` in their names."""
-    idle = quantiles([computation() for _ in range(requests)])
-    print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)

@@ -37,20 +37,11 @@ app = typer.Typer(
 def reproduce(
     data: Annotated[Name, typer.Argument(help="The data set.")],
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="Directory with its files, as published: the four IDX files of mnist or fashion, "
-            "adult.data and adult.test (also .gz), train_32x32.mat and test_32x32.mat of svhn, "
-            "diabetic_data.csv; for glyph, what `make glyphs` writes.",
-        ),
+        Path, typer.Argument(metavar="DIR", help="Its files, as published: experiments/README.md.")
     ],
-    epsilon: Annotated[
-        list[float] | None,
-        typer.Option(help="Budget of one student: ε. Repeat it for several. Default: 0.3."),
-    ] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Of a student. Default: 0.3.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Its δ. Default: the papers' for this data set.")
+        float | None, typer.Option(help="Default: the papers' for these data.")
     ] = None,
     protocol: Annotated[
         Protocol,
@@ -59,31 +50,13 @@ def reproduce(
             "last 1,000 test inputs measure one that has seen all others, as in P18."
         ),
     ] = "folds",
-    runs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=100,
-            help="Each partitions the private data anew, trains its own teachers and draws its own "
-            "noise.",
-        ),
-    ] = 3,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="With teachers of their own.")] = 3,
     teachers: Annotated[int | None, typer.Option(min=2, help="Number of teachers.")] = None,
-    mechanism: Annotated[
-        Selling,
-        typer.Option(
-            help="noisy_votes: the counts of every public input once. neighbours: the same, of "
-            "records instead of teachers."
-        ),
-    ] = "noisy_votes",
+    mechanism: Annotated[Selling, typer.Option(help="Of teachers, or of records.")] = "noisy_votes",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Directory for everything. Default: reproduce-DATA."),
+        Path | None, typer.Option(metavar="DIR", help="For all. Default: reproduce-DATA.")
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Few teachers, to see that it works."),
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few teachers, to try it.")] = False,
 ) -> None:
     """Repeat a paper's experiment: train teachers, ask them, teach students, compare.
 
@@ -124,17 +97,16 @@ def paper(
         Path,
         typer.Option(
             metavar="DIR",
-            help="Directory with a directory for each data set, named mnist, adult, svhn, diabetes "
-            "and glyph. All but mnist may be missing. Recorded votes of networks and forests, in "
-            "NAME_TEACHERS_votes.npz, are used in place of training.",
+            help="Directory with a directory for each data set, by its name, all but mnist if they "
+            "are at hand, and recorded votes, NAME_TEACHERS_votes.npz.",
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory for teachers, votes and what is found.")
+        Path, typer.Option(metavar="DIR", help="For teachers, votes and figures.")
     ] = Path("reproduce-papers"),
-    page: Annotated[
-        Path, typer.Option(metavar="FILE", help="The page whose tables and pictures are renewed.")
-    ] = Path("docs/papers.md"),
+    page: Annotated[Path, typer.Option(metavar="FILE", help="The page that is renewed.")] = Path(
+        "docs/papers.md"
+    ),
 ) -> None:
     """Recompute what three papers print, and renew the page that compares it.
 
@@ -156,33 +128,17 @@ def paper(
 def glyphs(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write.")],
     fonts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Directory with .ttf and .otf files. Default: the system's fonts."
-        ),
+        Path | None, typer.Option(metavar="DIR", help="With .ttf and .otf files. Default: all.")
     ] = None,
-    private: Annotated[
-        int, typer.Option(min=1, help="Private records, for teachers.")
-    ] = Drawing.private,
-    public: Annotated[
-        int, typer.Option(min=1, help="Public records, for students.")
-    ] = Drawing.public,
-    families: Annotated[
-        int, typer.Option(min=2, help="The fewest font families to accept.")
-    ] = Drawing.families,
+    private: Annotated[int, typer.Option(min=1, help="Records for teachers.")] = Drawing.private,
+    public: Annotated[int, typer.Option(min=1, help="For students.")] = Drawing.public,
+    families: Annotated[int, typer.Option(min=2, help="The fewest to accept.")] = Drawing.families,
     characters: Annotated[
         str, typer.Option(help="The classes, one character each. Default: 150.", show_default=False)
     ] = Drawing.characters,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the split of the fonts and all else.")
-    ] = Drawing.seed,
+    seed: Annotated[int, typer.Option(min=0, help="Of the fonts' split and all else.")] = 0,
     tuning: Annotated[
-        bool,
-        typer.Option(
-            "--tuning",
-            help="Use the private families of this seed alone and split them again: data to choose "
-            "settings on.",
-        ),
+        bool, typer.Option("--tuning", help="Split the private families of this seed again.")
     ] = False,
 ) -> None:
     """Draw labelled pictures of characters with this machine's fonts, as the Glyph data of P18.

@@ -31,11 +31,10 @@ def half_width(figures: Sequence[float], tested: int) -> float | None:
 
         h² = t² s² (1 + 1/K) + z² p (1 − p) / tested.
 
-    The first term is the prediction interval of one more run; the second, the sampling of the test
-    inputs. So it covers what a new run has right of the same inputs, and of all inputs like them.
-    Together they cover at least 95 %: given s, coverage is a concave function of how the variance
-    is divided between them, and it is 95 % where there is only one. None of one run: it does not
-    show how runs differ. Raises ValueError without any.
+    The prediction interval of one more run, and the sampling of the test inputs: so it covers what
+    a new run has right of all inputs like them. Together they cover at least 95 %: given s,
+    coverage is concave in how the variance is divided between them, and 95 % where there is only
+    one. None of one run, which does not show how runs differ.
     """
     runs, mean = len(figures), statistics.fmean(figures)
     if runs == 1:
