@@ -220,29 +220,6 @@ def latencies(port: int, service: Service, requests: int) -> tuple[float, float]
     return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
 
 
-def measure(port: int, service: Service, rounds: int, requests: int, only: str) -> None:
-    attacks: dict[str, Attack] = {"a busy process": (busy, None)}
-    attacks |= {name: what for name, what in attacks_on(service).items() if only in name}
-    lines: dict[str, Callable[[], tuple[float, float]]] = {
-        "alone": partial(latencies, port, service, requests)
-    }
-
-    def measure_beside(attack: Callable[..., None], given: Any) -> tuple[float, float]:
-        with attacking(attack, port, given):
-            return latencies(port, service, requests)
-
-    lines |= {name: partial(measure_beside, *each) for name, each in attacks.items()}
-    latencies(port, service, 20)
-    found = in_turn(lines, rounds)
-    print("milliseconds, and times as long as alone in the same round")
-    for name, each in found.items():
-        line = f"  {name:32}"
-        for which, what in enumerate(("p50", "p99")):
-            own, alone = ([pair[which] for pair in pairs] for pairs in (each, found["alone"]))
-            line += f"   {what} {median(own):7.1f} x {ratios(own, alone)}"
-        print(line, flush=True)
-
-
 def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
     """Measure beside attacks with `only` in their names."""
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -254,7 +231,24 @@ def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
             service.open_project(name, CHEAP)
         with service.serve() as url:
             port = urlsplit(url).port or 80
-            measure(port, service, rounds, requests, only)
+            alone = partial(latencies, port, service, requests)
+
+            def beside(attack: Callable[..., None], given: Any) -> tuple[float, float]:
+                with attacking(attack, port, given):
+                    return alone()
+
+            chosen = {name: each for name, each in attacks_on(service).items() if only in name}
+            attacks: dict[str, Attack] = {"a busy process": (busy, None), **chosen}
+            latencies(port, service, 20)
+            lines = {name: partial(beside, *each) for name, each in attacks.items()}
+            found = in_turn({"alone": alone, **lines}, rounds)
+    print("milliseconds, and times as long as alone in the same round")
+    for name, each in found.items():
+        line = f"  {name:32}"
+        for which, what in enumerate(("p50", "p99")):
+            own, first = ([pair[which] for pair in pairs] for pairs in (each, found["alone"]))
+            line += f"   {what} {median(own):7.1f} x {ratios(own, first)}"
+        print(line)
 
 
 if __name__ == "__main__":

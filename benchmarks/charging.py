@@ -1,15 +1,11 @@
 """Durable charges per second of one project on PostgreSQL, beside pgbench on the same server.
 
-The peer is pgbench's simple-update, the minimum cost of a payment: one transaction that updates two
-rows and inserts one. Terrine looks up the query among all earlier ones and checks the last entry,
-then appends a hashed entry and who paid for it, and updates the balance if it is unchanged. Clients
-of pgbench write to different rows; all of Terrine's write to one row, so their requests are charged
-in groups.
-
-All are measured in turn and compared within each round, because the speed of a machine varies.
-Needs the development extra, which installs PostgreSQL with pgbench; every commit is on disk.
-
     python benchmarks/charging.py [--rounds 7]
+
+The peer is pgbench's simple-update, the minimum cost of a payment: one transaction that updates two
+rows and inserts one, each client in rows of its own. Terrine looks up the query among all earlier
+ones and checks the last entry, then appends a hashed entry and who paid for it, and updates the
+balance if it is unchanged: one row for all clients, so their requests are charged in groups.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits, load_sample_images
 
 from terrine_experiments.papers import Name
-from terrine_experiments.sources import ADULT_COLUMNS, load
+from terrine_experiments.sources import ADULT_COLUMNS, find_file, load
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.tables.loading import load_table
 from terrine_protocol.tables import TableSchema
@@ -306,17 +306,9 @@ def _adult(where: Path) -> Source:
 
     def load() -> pd.DataFrame:
         names = [name.replace("-", "_") for name in ADULT_COLUMNS]
-        paths = [
-            next(iter(sorted(where.glob(f"adult.{part}*"))), None) for part in ("data", "test")
-        ]
-        if None in paths:
-            raise SystemExit(f"{where} lacks adult.data or adult.test, plain or .gz.")
-        parts = [
-            pd.read_csv(
-                path, names=names, comment="|", skipinitialspace=True, dtype=str, na_filter=False
-            )
-            for path in paths
-        ]
+        words: Any = {"comment": "|", "skipinitialspace": True, "dtype": str, "na_filter": False}
+        paths = [find_file(where, start) for start in ("adult.data", "adult.test")]
+        parts = [pd.read_csv(path, names=names, **words) for path in paths]
         frame = pd.concat(parts, ignore_index=True)
         return frame.assign(income=frame["income"].str.removesuffix("."))
 

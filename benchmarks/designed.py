@@ -7,12 +7,11 @@ The tables are those of `datasets.py`. Adult's schema is as its documentation ha
 (benchmarks/adult-schema.json). That of a table out of a package is proposed from its public rows,
 which a declared one would not need; nobody asks these.
 
-For each, it prints AUC, of two classes, balanced accuracy, and the balanced accuracy of the best
-threshold, of students that learn from `quickstart --public POOL` and from `quickstart --schema`.
-With --in-process, the functions behind these commands are called without files and a server, and
-both ways have trained teachers, as many as quickstart tries at most; `quickstart --public` may
-choose another way to ask. Where all public rows would need more noise than can be drawn, fewer are
-asked.
+For each, it prints AUC, of two classes, balanced accuracy, and that of the best threshold, of
+students that learn from `quickstart --public POOL` and from `quickstart --schema`. With
+--in-process, the functions behind these commands are called, and both ways have trained teachers,
+as many as quickstart tries at most. Where all public rows would need more noise than can be drawn,
+fewer are asked.
 """
 
 from __future__ import annotations

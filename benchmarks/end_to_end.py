@@ -1,23 +1,17 @@
 """What the service adds to the teachers' voting, end to end over HTTP, beside its peers.
 
+    python benchmarks/end_to_end.py [--rounds 5] [--seconds 3] [--postgresql] [--ray]
+
 Throughput: 8 clients that each send 64 new inputs again and again, beside the bare ensemble on
 batches of 512 in its own process: for separate networks, and for heads on shared features, which
-vote faster than Python reads requests. With `--ray`, also a server whose votes are cast by two
-actors of a Ray cluster of this machine (needs the `ray` extra). Latency: single new inputs to a
-tiny ensemble, one after another, beside a FastAPI route that reads the body and replies at once,
-served in the same way. The difference consists of a check of the token, two look-ups and a durable
-commit.
+vote faster than Python reads requests. With `--ray`, also votes of two actors of a Ray cluster.
+Latency: single new inputs to a tiny ensemble, beside a FastAPI route that reads the body and
+replies at once, served in the same way. Stages are those of `GET /metrics`: a group of requests
+shares all but the first, and waits in them for processors, locks and the disk.
 
-Each is measured beside what we aim at, and with the time that the stages took, as `GET /metrics`
-says it: a group of requests shares all stages but the first, and waits in them for processors,
-locks and the disk. All are measured in turn and compared within each round, because the speed of a
-machine varies.
-
-On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
-extra). MNIST is read from TERRINE_SHARED_DATA, else from ../shared/data; without it, scikit-learn's
-digits are used. Networks see few images, for one epoch: that does not change how fast they vote.
-
-    python benchmarks/end_to_end.py [--rounds 5] [--seconds 3] [--postgresql] [--ray]
+On SQLite or, with `--postgresql`, on PostgreSQL. MNIST is looked for as `datasets.py` says; without
+it, scikit-learn's digits are used. Networks see few images, for one epoch: that does not change how
+fast they vote.
 """
 
 from __future__ import annotations

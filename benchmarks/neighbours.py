@@ -9,7 +9,6 @@ torch's product of the two, on as many threads, without a comparison. Both in on
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 from pathlib import Path
 
@@ -47,21 +46,17 @@ def main(records: int = 60_000, batch: int = 64, coordinates: int = 150) -> None
     queries = ensemble.to_points(unit(random, batch, coordinates))
     width = queries.shape[1]
     x, transposed = torch.from_numpy(queries).float(), torch.randn(width, records)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lines = {
         "weights": lambda: seconds(lambda: ensemble.near(queries)),
         "product": lambda: seconds(lambda: x @ transposed),
     }
     found = in_turn(lines, ROUNDS)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     weights, product = (float(np.median(each)) for each in found.values())
-    points = 4 * (POINTS + records) * (width + 1) / 2**20
     print(
         f"{batch} queries, {records:,} records, {width} coordinates, "
         f"{torch.get_num_threads()} threads:\n"
         f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
-        f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
-        f"memory: {points:.0f} MiB of points; both together took {grown:.0f} MiB more"
+        f"{weights / product:.2f} times as long (aim: at most {AIM})"
     )
 
 

@@ -113,14 +113,20 @@ class Experiment:
             epsilon: [self.buy(epsilon, run) for run in range(self.runs)] for epsilon in epsilons
         }
         every = [each for runs in bought.values() for each in runs]
+        test = self.source.test
+        truth = Answers.of_labels(test.labels, len(test.classes))
         students: dict[str, list[dict[str, Any]]] = {each.label: [] for each in every}
         twins = []
         for number, part in enumerate(parts(self.protocol, self.source)):
             lesson = Lesson(self.source, part)
             for each in every:
-                students[each.label].append(self._measure(each, number, lesson))
-            chosen = Counter(str(made[-1]["chosen"]) for made in students.values())
-            twins.append(self._measure_twin(number, lesson, chosen.most_common(1)[0][0]))
+                label, who = f"{each.label}-student-{number}", f"{each.who}, student {number + 1}"
+                found = self._measure(who, label, lesson, each.answers, each.about)
+                students[each.label].append(found)
+            most = Counter(str(made[-1]["chosen"]) for made in students.values()).most_common(1)
+            about = {"method": most[0][0], "public_inputs": every[0].about["public_inputs"]}
+            label = f"{self.source.name}-{self.protocol}-true-labels-{number}"
+            twins.append(self._measure(f"True labels, {number + 1}", label, lesson, truth, about))
         return [
             self._result(epsilon, runs, [students[each.label] for each in runs], twins)
             for epsilon, runs in bought.items()
@@ -239,30 +245,22 @@ class Experiment:
 
         return Voters(directory, manifest, mechanism, cast, plurality)
 
-    def _measure(self, bought: Bought, number: int, lesson: Lesson) -> dict[str, Any]:
-        """Train a student as `terrine student train` does, and measure it and the plain one."""
+    def _measure(
+        self, who: str, label: str, lesson: Lesson, answers: Answers, about: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Train a student as `terrine student train` does, and measure it and the plain one.
+
+        about: what it depends on, and its `method` if that is known.
+        """
 
         def train() -> dict[str, Any]:
-            self.study.say(f"{bought.who}, student {number + 1}:")
-            made = lesson.learn(bought.answers, tell=lambda line: self.study.say(f"  {line}"))
+            self.study.say(f"{who}:")
+            method = about.get("method", "auto")
+            made = lesson.learn(answers, method, lambda line: self.study.say(f"  {line}"))
             right, plain = lesson.right(made.student), lesson.right(made.plain)
             self.study.say(f"  {right / len(lesson.part.tested):.2%}. {made.choice.why}")
             return {"right": right, "plain": plain, "chosen": made.choice.chosen}
 
-        return self.study.once(f"{bought.label}-student-{number}", train, **bought.about)
-
-    def _measure_twin(self, number: int, lesson: Lesson, method: str) -> dict[str, Any]:
-        """Measure the same student, of the method that most were, on true labels."""
-        test = self.source.test
-        certain = Answers.of_labels(test.labels, len(test.classes))
-
-        def train() -> dict[str, Any]:
-            self.study.say(f"The same on true labels, {number + 1}, to compare …")
-            made = lesson.learn(certain, method)
-            return {"right": lesson.right(made.student), "chosen": made.choice.chosen}
-
-        about = {"method": method, "public_inputs": public_part(self.source).source.sha256}
-        label = f"{self.source.name}-{self.protocol}-true-labels-{number}"
         return self.study.once(label, train, **about)
 
     def _result(

@@ -100,7 +100,7 @@ def load(name: Name, directory: Path) -> Source:
             f"{directory} is not a directory; expected one with {', '.join(FILES[name])}, plain "
             "or .gz."
         )
-    found = [_one(directory, start) for start in FILES[name]]
+    found = [find_file(directory, start) for start in FILES[name]]
     recipe, warnings = RECIPES[name], check(name, found)
     private, test = recipe.read(found)
     if test.spec != private.spec:
@@ -227,7 +227,8 @@ RECIPES: Mapping[str, _Recipe] = {
 }
 
 
-def _one(directory: Path, start: str) -> Path:
+def find_file(directory: Path, start: str) -> Path:
+    """Return the file of a data set that begins so. Raises DataError."""
     found = sorted(p for p in directory.glob(f"{start}*") if not p.name.endswith(".partial"))
     if not found:
         raise DataError(f"{directory} has no file {start}*, plain or .gz.")

@@ -201,7 +201,12 @@ def write_glyphs(
     if plan.tuning:
         own, others = split_families(own, PRIVATE_SHARE, plan.seed)
     for name, side in (("private", own), ("public", others)):
-        _check(name, side, plan)
+        able = set().union(*(each.shapes for each in side))
+        if lacking := [each for each in plan.characters if each not in able]:
+            raise DataError(
+                f"None of the {len(side)} {name} families can draw {' '.join(lacking)}. Install "
+                "more fonts, or try another --seed."
+            )
     random = np.random.Generator(np.random.Philox(plan.seed))
     rank = random.permutation(len(plan.characters))
     tell(f"Drawing {plan.public:,} public records with {len(others)} families …")
@@ -220,15 +225,6 @@ def write_glyphs(
     text = json.dumps(facts, indent=2, ensure_ascii=False)
     write_atomically(out / FACTS, text.encode() + b"\n")
     return facts
-
-
-def _check(side: str, families: list[Family], plan: Drawing) -> None:
-    lacking = [each for each in plan.characters if not any(each in own.shapes for own in families)]
-    if lacking:
-        raise DataError(
-            f"None of the {len(families)} {side} families can draw {' '.join(lacking)}. Install "
-            "more fonts, or try another --seed."
-        )
 
 
 def _write(
