@@ -191,9 +191,6 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
     attack(port, given)
 
 
-# Measuring
-
-
 def latencies(port: int, service: Service, requests: int) -> tuple[float, float]:
     """Median and 99th percentile of milliseconds of an honest student's requests.
 

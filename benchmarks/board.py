@@ -86,20 +86,15 @@ class Peer:
     two_classes: bool = False
 
 
+EVERY: tuple[Kind, ...] = ("table", "pictures", "texts")
 PEERS: dict[str, Peer] = {
-    "diffprivlib-logistic": Peer(
-        "diffprivlib, logistic regression", ("table", "pictures", "texts"), replaces=True
-    ),
+    "diffprivlib-logistic": Peer("diffprivlib, logistic regression", EVERY, replaces=True),
     "diffprivlib-forest": Peer("diffprivlib, forest", ("table",)),
     "dp-ebm": Peer("interpret, DP-EBM", ("table",), two_classes=True),
-    "opacus-features": Peer("Opacus, DP-SGD on public features", ("table", "pictures", "texts")),
+    "opacus-features": Peer("Opacus, DP-SGD on public features", EVERY),
     "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
     "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
-    "plain-pate": Peer(
-        "PATE by hand, dp-accounting",
-        ("table", "pictures", "texts"),
-        replaces=True,
-    ),
+    "plain-pate": Peer("PATE by hand, dp-accounting", EVERY, replaces=True),
 }
 
 
@@ -129,16 +124,6 @@ class Result:
     def key(self) -> tuple[object, ...]:
         """What is not run again."""
         return self.data, self.seed, self.epsilon, self.method, self.reading
-
-    def line(self) -> str:
-        """For people."""
-        at = "" if self.epsilon is None else f", ε = {self.epsilon:g}"
-        what = f"{self.data}, seed {self.seed}{at}: {self.method}, {self.reading}"
-        if self.failed is not None:
-            return f"{what}: FAILED: {self.failed}"
-        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
-        took = f"{self.seconds:.0f} s, {self.tuning_seconds:.0f} s to tune"
-        return f"{what}: {self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}; {took}"
 
 
 Run = tuple[Result, Callable[[], dict[str, Any]]]
@@ -506,9 +491,10 @@ def main() -> None:
                         result = replace(begun, **run())
                     except Exception as error:  # one method's failure must not end all others
                         result = replace(begun, failed=f"{type(error).__name__}: {error}"[:500])
+                    line = json.dumps(asdict(result), ensure_ascii=False)
                     with given.results.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
-                    print(result.line(), flush=True)
+                        file.write(line + "\n")
+                    print(line, flush=True)
     write_page(read_results(given.results), given.results.with_suffix(".md"))
 
 

@@ -30,7 +30,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from commands import Predicted, Refused, check, open_project, run
 from datasets import DealtFiles, TableSource, find_sources
-from students import ask_teachers, release
+from students import ask_teachers
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.students.models import Task
@@ -157,7 +157,7 @@ def release_margins(
     answers = find_cells(questions, private, seed)
     counts = np.stack([np.bincount(each, minlength=plan.cells) for each in answers.T])
     mechanism = NoisyVotes(first.units, plan.cells, plan.sigma)
-    noisy = release(mechanism, counts, seed)
+    noisy = np.asarray(mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts)
     return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)
 
 

@@ -50,10 +50,8 @@ LEAST_RATE = 0.45
 MOST_LATENCY = 8
 """What we aim at: of the no-op route's median."""
 STAGE = re.compile(r'terrine_stage_seconds_sum\{stage="(\w+)"\} (\S+)')
-HEADS = 250
-"""Teachers."""
-NETWORKS = 100
-"""Teachers."""
+HEADS, NETWORKS = 250, 100
+"""Teachers of each kind."""
 RECORDS = 24
 """Training images of each network."""
 ACTORS = 2

@@ -154,9 +154,6 @@ def charging(*ledgers: Ledger) -> list[float]:
     return [statistics.median(taken) for taken in in_turn(lines, CHARGES).values()]
 
 
-# ------------------------------------------------------------------- writing in bulk
-
-
 def new_charges(project: ProjectRecord) -> Iterator[dict[str, Any]]:
     """An endless series of charges for new queries, hashed and chained as the ledger does."""
     price, hashed = project.terms.prices[VoteOutcome.ANSWERED], hasher(project.id)

@@ -32,7 +32,6 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.first_project import FirstProject, Setting
-from terrine_server.privacy import Mechanism
 
 MOST_PRIVATE = 20_000
 MOST_TESTED = 4_000
@@ -70,9 +69,8 @@ def compare(
 ) -> dict[str, float]:
     """Return the accuracy of the student by each method that suits, and by `auto`."""
     with tempfile.TemporaryDirectory(prefix="students-") as place:
-        private, pool, tested = (
-            source.deal(np.random.default_rng(seed)).write("p", Path(place)).read()
-        )
+        dealt = source.deal(np.random.default_rng(seed)).write("private", Path(place))
+        private, pool, tested = dealt.read()
     private, tested = first_rows(private, MOST_PRIVATE), first_rows(tested, MOST_TESTED)
     public, inputs = PublicData.declare("pool", pool.inputs), pool.inputs[:answers]
     classes = len(private.classes)
@@ -111,17 +109,10 @@ def ask_teachers(
         train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
         ensemble = Ensemble.load(out)
         votes, matches = ensemble.votes(inputs), ensemble.manifest.teacher.matches_prior
-    numbers = number_distinct_rows(inputs)
-    noisy = release(first.mechanism, votes[np.unique(numbers, return_index=True)[1]], seed)
-    return Answers.of_counts(noisy[numbers], teachers=n, sigma=first.sigma, matches_prior=matches)
-
-
-def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return counts with noise."""
-    noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
-    if noisy is None:
-        raise ValueError("these are no noisy counts")
-    return noisy
+    numbers, entropy = number_distinct_rows(inputs), np.random.default_rng(seed).bytes
+    different = votes[np.unique(numbers, return_index=True)[1]]
+    noisy = np.asarray(first.mechanism.release(different, entropy=entropy).counts)[numbers]
+    return Answers.of_counts(noisy, teachers=n, sigma=first.sigma, matches_prior=matches)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ class Crowd(Voters):
 
 
 def main(units: int = 60_000, queries: int = 3000, together: int = 100) -> None:
+    """Ask so many queries of so many units."""
     print(f"{units:,} units, {queries:,} queries, {together} in a request")
     casting(units)
     with running_postgres() as server, server.database() as name:

@@ -327,7 +327,8 @@ def _plain(answers: Labels, pool: Dataset, tested: Dataset) -> dict[str, Predict
         RIDGE: _judged(make_pipeline(StandardScaler(), RidgeClassifier()), x, y, tested, weights)
     }
     if x.shape[1] <= MOST_BOOSTED:
-        found[BOOSTING] = _judged(_boosted(), x, y, tested, weights)
+        boosting = make_pipeline(HistGradientBoostingClassifier(max_iter=100, random_state=0))
+        found[BOOSTING] = _judged(boosting, x, y, tested, weights)
     return found
 
 
@@ -380,10 +381,6 @@ def _some(data: Dataset, seed: int) -> tuple[NDArray[np.generic], NDArray[np.int
 
 def _linear() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
-
-
-def _boosted() -> Any:
-    return make_pipeline(HistGradientBoostingClassifier(max_iter=100, random_state=0))
 
 
 def _judged(

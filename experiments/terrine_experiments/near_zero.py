@@ -106,7 +106,9 @@ def _stable(study: Study) -> str:
         pool = POOL["mnist"]
         asked = study.ask("mnist", f"{kind}-{teachers}-stable", votes[:pool], mechanism, pool)
         answers = f"{asked.outcomes[VoteOutcome.ANSWERED]:,} of {pool:,}"
-        figures = percent(asked.right), percent(asked.accuracy)
+        known, truth = asked.labels >= 0, study.source("mnist").test.labels[:pool]
+        right = float((asked.labels == truth)[known].mean())
+        figures = percent(right), percent(asked.accuracy)
         least = shown_epsilon(enforced((mechanism, asked.outcomes), delta=DELTA))
         rows.append((f"{teachers:,} {kind}", f"{sigma:g}", answers, *figures, least))
     return table(("teachers", "σ", "answered", "right labels", "student", "enforced"), rows)

@@ -135,8 +135,8 @@ class Experiment:
     def buy(self, epsilon: float, run: int) -> Bought:
         """Ask every public input, once: equal ones have one answer."""
         test, asked = self.source.test, pool_size(self.protocol, self.source)
-        neighbours = self.selling == "neighbours"
-        voters = self.neighbours(epsilon) if neighbours else self.teachers(epsilon, run)
+        by_records = self.selling == "neighbours"
+        voters = self.neighbours(epsilon) if by_records else self.teachers(epsilon, run)
         rule = Rule("rdp", cap_order(epsilon, self.delta))
         terms = choose(voters.mechanism, epsilon, self.delta, cap_rule=rule).terms
         numbers = number_distinct_rows(test.inputs[:asked])
@@ -161,22 +161,27 @@ class Experiment:
         }
         found = self.study.once(label, release, **about)
         answered, counts = np.array(found["answered"]), np.array(found["counts"])
-        spent = terms.epsilon_spent(answered.sum() * terms.price(VoteOutcome.ANSWERED).cost)
+        price = terms.price(VoteOutcome.ANSWERED)
+        spent = terms.epsilon_spent(int(answered.sum()) * price.cost)
         who = f"Run {run + 1}, ε = {epsilon:g}"
         self.study.say(f"{who}: {asked:,} inputs asked, ε spent {spent:.4f}.")
-        known, counts, of = answered[equal], counts[equal], voters.manifest.teachers
-        # Few units are near a query: shares are of those that vote, on average over the queries.
-        voting = max(1, round(counts[known].sum(axis=1).mean())) if neighbours else of
-        answers = Answers.of_counts(
+        answers = self._answers(voters, counts[equal], answered[equal])
+        right = found["plurality"]
+        return Bought(who, label, about, voters.manifest, answers, right, spent, str(terms.rule))
+
+    def _answers(self, voters: Voters, counts: Ints, known: Bools) -> Answers:
+        """Return what students learn from."""
+        voting = teachers = voters.manifest.teachers
+        if self.selling == "neighbours":
+            # Few are near a query: shares are of those that vote, on average over the queries.
+            voting = max(1, round(counts[known].sum(axis=1).mean()))
+        return Answers.of_counts(
             counts,
             teachers=voting,
             sigma=voters.mechanism.sigma,
             known=known,
             matches_prior=voters.manifest.teacher.matches_prior,
-            voting=min(1.0, voting / of),
-        )
-        return Bought(
-            who, label, about, voters.manifest, answers, found["plurality"], spent, str(terms.rule)
+            voting=min(1.0, voting / teachers),
         )
 
     def teachers(self, epsilon: float, run: int) -> Voters:
@@ -287,7 +292,6 @@ class Experiment:
             mechanism=last.about["mechanism"],
             kind=manifest.kind,
             teachers=manifest.teachers,
-            private_records=len(self.source.private),
             public_inputs=pool_size(self.protocol, self.source),
             tested=len(tested),
             epsilon=epsilon,

@@ -19,7 +19,6 @@ from terrine_experiments.pictures import PAPER, UNSAFE, Curve, Panel, draw_panel
 from terrine_protocol.files import write_atomically
 
 FILE = "results.json"
-CONFIDENCE = 0.95
 
 
 def half_width(figures: Sequence[float], tested: int) -> float | None:
@@ -39,9 +38,8 @@ def half_width(figures: Sequence[float], tested: int) -> float | None:
     runs, mean = len(figures), statistics.fmean(figures)
     if runs == 1:
         return None
-    tail = 0.5 + CONFIDENCE / 2
-    of_runs = t.ppf(tail, runs - 1) ** 2 * statistics.variance(figures) * (1 + 1 / runs)
-    of_tests = norm.ppf(tail) ** 2 * mean * (1 - mean) / tested
+    of_runs = t.ppf(0.975, runs - 1) ** 2 * statistics.variance(figures) * (1 + 1 / runs)
+    of_tests = norm.ppf(0.975) ** 2 * mean * (1 - mean) / tested
     return math.sqrt(of_runs + of_tests)
 
 
@@ -64,7 +62,6 @@ class ExperimentResult:
     kind: str
     """Of teacher."""
     teachers: int
-    private_records: int
     public_inputs: int
     tested: int
     epsilon: float

@@ -151,12 +151,11 @@ def trained(
 @dataclass(frozen=True, eq=False)
 class Asked:
     """What came of asking: labels [pool], -1 where there is none, how many queries had which
-    outcome, the share of the labels that is right, and the accuracy of a student of them.
+    outcome, and the accuracy of a student of the labels.
     `baselines` [B, m]: what was subtracted from the votes before the test, if anything."""
 
     labels: Ints
     outcomes: dict[VoteOutcome, int]
-    right: float
     accuracy: float
     baselines: Ints | None = None
 
@@ -278,7 +277,6 @@ class Study:
         return Asked(
             labels,
             {VoteOutcome(each): count for each, count in found["outcomes"].items()},
-            self.right(name, labels),
             found["accuracy"],
             None if baselines is None else np.array(baselines),
         )
@@ -287,11 +285,6 @@ class Study:
         """The accuracy of a student of labels that are the same each time."""
         made = self.once(f"{name}-{what}", lambda: {"accuracy": self.student(name, labels)[1]})
         return float(made["accuracy"])
-
-    def right(self, name: Name, labels: Ints) -> float:
-        """The share of the labels, of the first inputs, that are right."""
-        known = labels >= 0
-        return float((labels == self.source(name).test.labels[: len(labels)])[known].mean())
 
     def say(self, text: str) -> None:
         """Say what is being done."""

@@ -192,7 +192,6 @@ def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
         mechanism={"name": "noisy_votes", "sigma": 100.0},
         kind="heads",
         teachers=1000,
-        private_records=60_000,
         public_inputs=10_000,
         tested=10_000,
         epsilon=epsilon,
