@@ -14,9 +14,10 @@ from rich.console import Console
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_experiments.papers import PAPERS
+from terrine_experiments.reproduce import Experiment
 from terrine_experiments.results import FILE, ExperimentResult, half_width, keep, table
 from terrine_experiments.sources import FILES, check, load
-from terrine_experiments.study import parts, pool_size, public_part, trained
+from terrine_experiments.study import Study, parts, pool_size, public_part, trained
 from terrine_models.data.arrays import DataError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
@@ -109,6 +110,20 @@ def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
     assert trained(source, public, directories[1], 1, console) == made[1]
     with refuses(DataError, "settings"):
         trained(source, public, directories[1], 0, console)
+
+
+def test_equal_inputs_have_one_answer_which_is_paid_for_once(idx: Path, tmp_path: Path) -> None:
+    source = replace(load("mnist", idx), teachers=20, config=Heads(augmentations=0))
+    test, bought = source.test, []
+    twice = replace(test, inputs=np.tile(test.inputs, (2, 1, 1)), labels=np.tile(test.labels, 2))
+    for asked in (test, twice):
+        own = replace(source, test=asked)
+        study = Study(tmp_path, tmp_path / str(len(asked)), Console(quiet=True), {"mnist": own})
+        bought.append(Experiment(study, own, "folds", "noisy_votes", 1e-5, 1).buy(60.0, 0))
+    first, again = np.split(bought[1].answers.shares, 2)
+    assert np.array_equal(first, again)
+    assert len(np.unique(first, axis=0)) == TEST
+    assert bought[1].epsilon_spent < bought[0].epsilon_spent, "half of what was planned for"
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 20])
