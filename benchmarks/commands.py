@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from terrine_protocol.tables.encoders import ENCODERS
 
@@ -34,12 +35,31 @@ class CommandError(Exception):
     """What a user would not have got past: a command that failed, or said nothing useful."""
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Of predictions of tested rows. `auc`: of two classes, where there are shares."""
+
+    accuracy: float
+    balanced: float
+    auc: float | None = None
+
+    def __str__(self) -> str:
+        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
+        return f"{self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}"
+
+
 @dataclass(frozen=True, eq=False)
 class Predicted:
     """Classes [T] of tested rows; and of two classes, how likely each row is of the second [T]."""
 
     said: NDArray[np.int64]
     shares: NDArray[np.float64] | None = None
+
+    def scores(self, labels: NDArray[np.int64]) -> Scores:
+        """How right that is."""
+        auc = None if self.shares is None else float(roc_auc_score(labels, self.shares))
+        balanced = float(balanced_accuracy_score(labels, self.said))
+        return Scores(float((self.said == labels).mean()), balanced, auc)
 
 
 @dataclass(frozen=True)

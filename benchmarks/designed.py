@@ -7,32 +7,32 @@ The tables are those of `datasets.py`. Adult's schema is as its documentation ha
 (benchmarks/adult-schema.json). That of a table out of a package is proposed from its public rows,
 which a declared one would not need; nobody asks these.
 
-For each, it prints AUC, of two classes, balanced accuracy, and the balanced accuracy of the best
-threshold, of students that learn from `quickstart --public POOL` and from `quickstart --schema`.
-With --in-process, the functions behind these commands are called without files and a server, and
-both ways have trained teachers, as many as quickstart tries at most; `quickstart --public` may
-choose another way to ask. Where all public rows would need more noise than can be drawn, fewer are
-asked.
+For each, it prints AUC, of two classes, balanced accuracy, and that of the best threshold, of
+students that learn from `quickstart --public POOL` and from `quickstart --schema`. With
+--in-process, the functions behind these commands are called, and both ways have trained teachers,
+as many as quickstart tries at most. Where all public rows would need more noise than can be drawn,
+fewer are asked.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import balanced_accuracy_score
 
 from commands import Predicted, Refused, check, open_project, run
 from datasets import DealtFiles, TableSource, find_sources
+from students import ask_teachers
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
 from terrine_models.tables.designed import (
@@ -43,60 +43,50 @@ from terrine_models.tables.designed import (
     find_cells,
     margin_questions,
 )
-from terrine_models.tables.loading import load_table, read_schema
-from terrine_models.teachers.ensemble import Ensemble
+from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.shards import unit_count
-from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.first_project import DESIGNED_ROWS, FirstProject, Setting
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes
+from terrine_server.privacy.mechanisms import NoisyVotes
 
 CUTS = np.linspace(0.02, 0.98, 97)
 """Shares of the rows that are predicted as the first class, for the best threshold."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """Figures of one student."""
-
-    auc: float
-    balanced: float
-    best: float
-    """Balanced accuracy with the best threshold; of more than two classes, with its own."""
+Found = dict[str, float]
+"""Figures of one student: balanced accuracy, and of two classes AUC, and balanced accuracy with the
+best threshold."""
 
 
-def main() -> None:
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="of datasets.py")] = None,
+    epsilon: str = "1,0.3,0.1",
+    seeds: int = 5,
+    in_process: bool = False,
+) -> None:
     """Compare, and print a line for each table, ε and way to ask."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
-    parser.add_argument("--epsilon", default="1,0.3,0.1")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--in-process", action="store_true", help="without files and a server")
-    given = parser.parse_args()
-    compare = compare_in_process if given.in_process else compare_by_commands
-    if not given.data:
+    compare = compare_in_process if in_process else compare_by_commands
+    if not data:
         print("Skipped: no data were named. See the top of benchmarks/designed.py.")
-    for name, source in find_sources(given.data).items():
+    for name, source in find_sources(data or []).items():
         if not isinstance(source, TableSource):
-            parser.error(f"{name} is not a table.")
-        for epsilon in map(float, given.epsilon.split(",")):
+            raise SystemExit(f"{name} is not a table.")
+        for budget in map(float, epsilon.split(",")):
             found: dict[str, list[Found]] = {}
-            for seed in range(given.seeds):
+            for seed in range(seeds):
                 with tempfile.TemporaryDirectory(prefix="designed-") as place:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
-                    for way, student in compare(made, epsilon, seed):
+                    for way, student in compare(made, budget, seed):
                         found.setdefault(way, []).append(student)
             for way, students in found.items():
-                print(f"{name}, ε = {epsilon:g}, {way}: {summarize(students)}", flush=True)
+                print(f"{name}, ε = {budget:g}, {way}: {summarize(students)}", flush=True)
 
 
-def summarize(students: list[Found]) -> str:
+def summarize(students: Sequence[Found]) -> str:
     """Return means, and their standard errors, over the seeds."""
     said = []
-    for name in ("auc", "balanced", "best"):
-        values = np.array([getattr(each, name) for each in students])
-        if np.isnan(values).any():
-            continue  # more than two classes have no AUC
+    for name in students[0]:
+        values = np.array([each[name] for each in students])
         error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
         said.append(f"{name} {values.mean():.4f} ± {error:.4f}")
     return ", ".join(said)
@@ -117,7 +107,7 @@ def find_schema(made: DealtFiles) -> Path:
 def compare_by_commands(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
     """Yield what students are by a real pool, and by a schema alone."""
     schema = find_schema(made)
-    tested = load_table(made.tested, read_schema(schema), note=lambda text: None)
+    tested = made.read(read_schema(schema))[2]
     asked = ("--public", made.pool.name, *made.options)
     yield "real pool", learn(made, "real", asked, epsilon, tested)
     yield "schema alone", learn(made, "alone", ("--schema", schema.name), epsilon, tested)
@@ -126,8 +116,7 @@ def compare_by_commands(made: DealtFiles, epsilon: float, seed: int) -> Iterator
 def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[tuple[str, Found]]:
     """Yield the same, of trained teachers both times."""
     schema = read_schema(find_schema(made))
-    paths = (made.private, made.pool, made.tested)
-    private, public, tested = (load_table(path, schema, note=lambda text: None) for path in paths)
+    private, public, tested = made.read(schema)
     setting = Setting.of(
         units=unit_count(private),
         rows=DESIGNED_ROWS[0],
@@ -168,16 +157,8 @@ def release_margins(
     answers = find_cells(questions, private, seed)
     counts = np.stack([np.bincount(each, minlength=plan.cells) for each in answers.T])
     mechanism = NoisyVotes(first.units, plan.cells, plan.sigma)
-    noisy = release(mechanism, counts, seed)
+    noisy = np.asarray(mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts)
     return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)
-
-
-def release(mechanism: Mechanism, counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Return counts with noise."""
-    noisy = mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts
-    if noisy is None:
-        raise ValueError("these are no noisy counts")
-    return noisy
 
 
 def teach(
@@ -188,22 +169,14 @@ def teach(
     seed: int,
 ) -> Found:
     """Train teachers, ask them all that is to be asked, and judge a student of the answers."""
-    pool = asked if isinstance(asked, DesignedPool) else None
-    public = asked if isinstance(asked, PublicData) else None
-    inputs = asked.rows if isinstance(asked, DesignedPool) else asked.inputs
-    with tempfile.TemporaryDirectory(prefix="designed-") as place:
-        out = Path(place) / "teachers"
-        n = first.teachers
-        train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
-        ensemble = Ensemble.load(out)
-        counts = ensemble.votes(inputs)
-        matches = ensemble.manifest.teacher.matches_prior
-    numbers = number_distinct_rows(inputs)  # equal rows have one answer
-    counts = counts[np.unique(numbers, return_index=True)[1]]
-    noisy = release(first.mechanism, counts, seed)[numbers]
+    if isinstance(asked, DesignedPool):
+        inputs, pool = asked.rows, asked
+        answers = ask_teachers(private, first, inputs, seed, pool=pool)
+    else:
+        inputs, pool = asked.inputs, None
+        answers = ask_teachers(private, first, inputs, seed, public=asked)
     task = Task(inputs, private.spec, private.classes, private.encoding, designed=pool)
-    sure = Answers.of_counts(noisy, teachers=n, sigma=first.sigma, matches_prior=matches)
-    student = choose(task, sure).student
+    student = choose(task, answers).student
     shares = student.probabilities(tested.inputs)[:, 1] if len(private.classes) == 2 else None
     return judge(Predicted(student.predict(tested.inputs), shares), tested)
 
@@ -222,12 +195,11 @@ def learn(
 
 def judge(found: Predicted, tested: Dataset) -> Found:
     """Return the figures of what a student said of the tested rows."""
-    labels = tested.labels
-    balanced = float(balanced_accuracy_score(labels, found.said))
-    if found.shares is None:
-        return Found(float("nan"), balanced, balanced)
-    auc = float(roc_auc_score(labels, found.shares))
-    return Found(auc, balanced, best_cut(found.shares, labels))
+    scores, shares = found.scores(tested.labels), found.shares
+    if scores.auc is None or shares is None:
+        return {"balanced": scores.balanced}
+    best = best_cut(shares, tested.labels)
+    return {"auc": scores.auc, "balanced": scores.balanced, "best": best}
 
 
 def best_cut(second: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
@@ -238,4 +210,4 @@ def best_cut(second: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,34 +1,27 @@
 """What the service adds to the teachers' voting, end to end over HTTP, beside its peers.
 
+    python benchmarks/end_to_end.py [--rounds 5] [--seconds 3] [--postgresql] [--ray]
+
 Throughput: 8 clients that each send 64 new inputs again and again, beside the bare ensemble on
 batches of 512 in its own process: for separate networks, and for heads on shared features, which
-vote faster than Python reads requests. With `--ray`, also a server whose votes are cast by two
-actors of a Ray cluster of this machine (needs the `ray` extra). Latency: single new inputs to a
-tiny ensemble, one after another, beside a FastAPI route that reads the body and replies at once,
-served in the same way. The difference consists of a check of the token, two look-ups and a durable
-commit.
+vote faster than Python reads requests. With `--ray`, also votes of two actors of a Ray cluster.
+Latency: single new inputs to a tiny ensemble, beside a FastAPI route that reads the body and
+replies at once, served in the same way. Stages are those of `GET /metrics`: a group of requests
+shares all but the first, and waits in them for processors, locks and the disk.
 
-Each is measured beside what we aim at, and with the time that the stages took, as `GET /metrics`
-says it: a group of requests shares all stages but the first, and waits in them for processors,
-locks and the disk. All are measured in turn and compared within each round, because the speed of a
-machine varies.
-
-On SQLite, in a temporary directory, or with `--postgresql` on PostgreSQL (needs the development
-extra). MNIST is read from TERRINE_SHARED_DATA, else from ../shared/data; without it, scikit-learn's
-digits are used. Networks see few images, for one epoch: that does not change how fast they vote.
-
-    python benchmarks/end_to_end.py [--rounds 5] [--seconds 3] [--postgresql] [--ray]
+On SQLite or, with `--postgresql`, on PostgreSQL. MNIST is looked for as `datasets.py` says; without
+it, scikit-learn's digits are used. Networks see few images, for one epoch: that does not change how
+fast they vote.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -38,12 +31,15 @@ from statistics import median
 
 import httpx
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from datasets import Material, digits, first_rows, pictures
-from serving import CHEAP, LabelConnection, Service, compared, install, train
+from datasets import SHARED, first_rows
+from serving import CHEAP, LabelConnection, Service, in_turn, install, ratios, train
+from support.data import known_digits
 from support.databases import running_postgres
-from terrine_models.features.maps import PublicData
+from terrine_experiments.sources import load
+from terrine_models.data.arrays import Dataset
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, Networks
 
@@ -54,10 +50,8 @@ LEAST_RATE = 0.45
 MOST_LATENCY = 8
 """What we aim at: of the no-op route's median."""
 STAGE = re.compile(r'terrine_stage_seconds_sum\{stage="(\w+)"\} (\S+)')
-HEADS = 250
-"""Teachers."""
-NETWORKS = 100
-"""Teachers."""
+HEADS, NETWORKS = 250, 100
+"""Teachers of each kind."""
 RECORDS = 24
 """Training images of each network."""
 ACTORS = 2
@@ -84,64 +78,75 @@ uvicorn.run(app, host="127.0.0.1", port=settings.port, **uvicorn_options(setting
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3, help="per line and round")
-    parser.add_argument("--postgresql", action="store_true", help="instead of SQLite")
-    parser.add_argument("--ray", action="store_true", help="beside votes on a Ray cluster")
-    options = parser.parse_args()
-    rounds = [options.seconds] * options.rounds
-    material = pictures()
-    few = replace(material, private=first_rows(material.private, RECORDS * NETWORKS))
+def main(rounds: int = 5, seconds: float = 3, postgresql: bool = False, ray: bool = False) -> None:
+    """Measure for so many seconds per line and round."""
+    private, public = pictures()
+    few = first_rows(private, RECORDS * NETWORKS), public
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(running_postgres()) if options.postgresql else None
+        server = stack.enter_context(running_postgres()) if postgresql else None
 
         def opened(
-            name: str, material: Material, teachers: int, config: Heads | Networks
+            name: str, data: tuple[Dataset, Dataset], teachers: int, config: Heads | Networks
         ) -> Service:
             url = None if server is None else server.url(stack.enter_context(server.database()))
-            ensemble = train(home / name, material, teachers, config)
+            ensemble = train(home / name, *data, teachers, config)
             service = install(home / name, ensemble, url, requests_per_minute=10**9)
             service.open_project(mechanism=CHEAP, epsilon=40.0)
-            print(f"{material.name}, {teachers} {config.kind}", flush=True)
+            print(f"{data[0].name}, {teachers} {config.kind}", flush=True)
             return service
 
-        throughput(opened("networks", few, NETWORKS, Networks(epochs=1)), rounds, options.ray)
-        throughput(opened("heads", material, HEADS, Heads()), rounds, options.ray, LEAST_RATE)
-        latency(opened("tiny", table(), 5, Heads()), rounds)
+        throughput(opened("networks", few, NETWORKS, Networks(epochs=1)), rounds, seconds, ray)
+        heads = opened("heads", (private, public), HEADS, Heads())
+        throughput(heads, rounds, seconds, ray, LEAST_RATE)
+        latency(opened("tiny", table(), 5, Heads()), rounds, seconds)
+
+
+def pictures() -> tuple[Dataset, Dataset]:
+    """MNIST where it is there, else digits: training data, and what students ask."""
+    if not (SHARED / "mnist").is_dir():
+        return known_digits(slice(1200)), known_digits(slice(1200, None))
+    source = load("mnist", SHARED / "mnist")
+    return source.private, source.test
+
+
+def table() -> tuple[Dataset, Dataset]:
+    """scikit-learn's digits as rows of a table: its columns are the features."""
+
+    def flat(rows: slice) -> Dataset:
+        of = known_digits(rows)
+        spec = of.spec.model_copy(update={"shape": (64,)})
+        return replace(of, inputs=of.inputs.reshape(-1, 64), spec=spec)
+
+    return flat(slice(1200)), flat(slice(1200, None))
 
 
 def throughput(
-    service: Service, rounds: Sequence[float], with_ray: bool, aim: float | None = None
+    service: Service, rounds: int, seconds: float, with_ray: bool, aim: float | None = None
 ) -> None:
     images, token = service.ensemble.public, service.token()
     sources = [np.random.default_rng(client) for client in range(CLIENTS)]
     ensemble = Ensemble.load(service.ensemble.directory)
+    asked = f"POST /label, {CLIENTS} clients x {BATCH}"
     with ExitStack() as stack:
         url = stack.enter_context(service.serve())
         spent = Stages(url, service.token("auditor"))
-        lines: dict[str, Callable[[float], float]] = {
-            "bare ensemble, batches of 512": partial(bare_rate, ensemble, images),
-            f"POST /label, {CLIENTS} clients x {BATCH}": partial(
-                query_rate, url, token, images, sources, spent
-            ),
+        lines = {
+            "bare ensemble, batches of 512": partial(bare_rate, ensemble, images, seconds),
+            asked: partial(query_rate, url, token, images, sources, spent, seconds),
         }
         if with_ray:
             cluster = stack.enter_context(service.serve("ray", voters="ray", ray_actors=ACTORS))
-            on_ray = partial(query_rate, cluster, token, images, sources, None)
+            on_ray = partial(query_rate, cluster, token, images, sources, None, seconds)
             lines[f"the same, with {ACTORS} actors of Ray"] = on_ray
-        found = [[rate(seconds) for rate in lines.values()] for seconds in rounds]
+        found = in_turn(lines, rounds)
     print("  queries per second, and what that is of the line above")
-    for number, what in enumerate(lines):
-        rates = [each[number] for each in found]
-        line = f"  {what:45} {median(rates):10,.0f}"
-        if number:
-            line += "   " + compared([each[number] / each[number - 1] for each in found])
-        if number == 1 and aim is not None:
-            line += f"   aim: {aim}"
-        print(line)
+    above: Sequence[float] = ()
+    for what, rates in found.items():
+        beside = ratios(rates, above) if above else ""
+        goal = f"   aim: {aim}" if what == asked and aim else ""
+        print(f"  {what:45} {median(rates):10,.0f}   {beside}{goal}")
+        above = rates
     print(f"      {spent}", flush=True)
 
 
@@ -209,38 +214,37 @@ def query_rate(
         return sum(pool.map(ask, sources)) * BATCH / seconds
 
 
-def latency(service: Service, rounds: Sequence[float]) -> None:
+def latency(service: Service, rounds: int, seconds: float) -> None:
     images, token, source = service.ensemble.public, service.token(), np.random.default_rng(0)
     with ExitStack() as stack:
         nothing = stack.enter_context(service.serve("noop", (sys.executable, "-c", NOOP)))
         url = stack.enter_context(service.serve())
-        clients = {
-            "no-op FastAPI route": LabelConnection(nothing, token),
-            "POST /label": LabelConnection(url, token),
-        }
         spent = Stages(url, service.token("auditor"))
-        for client in clients.values():
-            single_query_times(client, images, 0.5, source)  # warm up
+        clients = {"no-op FastAPI route": nothing, "POST /label": url}
+        lines = {
+            what: partial(single_query_times, LabelConnection(to, token), images, source)
+            for what, to in clients.items()
+        }
+        for measure in lines.values():
+            measure(0.5)  # warm up
         with spent:
-            found = [
-                [single_query_times(client, images, each, source) for client in clients.values()]
-                for each in rounds
-            ]
+            found = in_turn({what: partial(each, seconds) for what, each in lines.items()}, rounds)
     print("  single queries, one client: milliseconds")
-    for number, what in enumerate(clients):
-        times = np.concatenate([both[number] for both in found])
-        tails = [np.percentile(both[number], 99) / np.median(both[number]) for both in found]
-        ratios = [float(np.median(both[number]) / np.median(both[0])) for both in found]
+    middles = {what: [float(np.median(each)) for each in times] for what, times in found.items()}
+    for what, times in found.items():
+        usual, slow = np.median(np.concatenate(times)), np.percentile(np.concatenate(times), 99)
+        tails = ratios([float(np.percentile(each, 99)) for each in times], middles[what])
+        of_noop = ratios(middles[what], middles["no-op FastAPI route"])
         print(
-            f"  {what:22} p50 {np.median(times):6.2f}   p99 {np.percentile(times, 99):6.2f}   "
-            f"p50 of no-op {compared(ratios)}   p99 of own p50 {compared(tails)}"
+            f"  {what:22} p50 {usual:6.2f}   p99 {slow:6.2f}   "
+            f"p50 of no-op {of_noop}   p99 of own p50 {tails}"
         )
     print(f"  aim: at most {MOST_LATENCY} times the no-op route")
     print(f"  {spent}")
 
 
 def single_query_times(
-    client: LabelConnection, images: NDArray[np.uint8], seconds: float, source: np.random.Generator
+    client: LabelConnection, images: NDArray[np.uint8], source: np.random.Generator, seconds: float
 ) -> NDArray[np.float64]:
     """Milliseconds of each single query, one after another for the given time."""
     took: list[float] = []
@@ -251,19 +255,6 @@ def single_query_times(
         client.label(image)
         took.append(1e3 * (time.perf_counter() - started))
     return np.array(took)
-
-
-def table() -> Material:
-    """scikit-learn's digits as rows of a table: its columns are the features."""
-    drawn = digits()
-    rows = drawn.images.reshape(len(drawn.images), -1)
-    private = replace(
-        drawn.private,
-        inputs=drawn.private.inputs.reshape(-1, rows.shape[1]),
-        spec=drawn.private.spec.model_copy(update={"shape": rows.shape[1:]}),
-    )
-    public = PublicData.declare("digits as a table", rows)
-    return Material("digits as a table", private, public, rows, drawn.labels)
 
 
 def perturbed(
@@ -279,4 +270,4 @@ def perturbed(
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -4,32 +4,30 @@
 beside fetching the entries alone. A charge to a ledger of so many entries is shown beside one to
 an empty ledger. All are measured in one run, on SQLite and on PostgreSQL.
 
-    python benchmarks/ledger.py [--entries 300000] [--database sqlite|postgresql]
+    python benchmarks/ledger.py [--entries 300000] [--database sqlite|postgresql|both]
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
+import typer
 from sqlalchemy import select, update
 from sqlalchemy.engine import make_url
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
+from serving import in_turn, seconds
 from support.databases import SECRET_KEY, running_postgres
 from support.ledgers import answered, open_ledger, open_project
 from terrine_server.ledger import Ledger, ProjectRecord, connect
@@ -49,6 +47,7 @@ from terrine_server.privacy import VoteOutcome
 # Noise so large that the budget pays for tens of millions of queries.
 MECHANISM = {"name": "confident_gnmax", "threshold": 200, "sigma1": 10000.0, "sigma2": 10000.0}
 COLUMNS = (*CHARGE_FIELDS, "hash")
+Database = Literal["sqlite", "postgresql", "both"]
 CHARGES = 300
 HASHED = 100_000
 TARGET = 200_000
@@ -57,16 +56,16 @@ APART = timedelta(seconds=2)
 """Between two charges, so that a million are of 24 days."""
 
 
-def main() -> bool:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=300_000, help="10000000 takes long")
-    parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
-    options = parser.parse_args()
+def main(
+    entries: int = 300_000, database: Literal["sqlite", "postgresql", "both"] = "both"
+) -> None:
+    """Measure on one database, or on both; ten million entries take long."""
     met = True
-    for kind in [options.database] if options.database else ["sqlite", "postgresql"]:
+    for kind in ["sqlite", "postgresql"] if database == "both" else [database]:
         with databases(kind) as (url, empty):
-            met = measure(kind, url, empty, options.entries) and met
-    return met
+            met = measure(kind, url, empty, entries) and met
+    if not met:
+        raise typer.Exit(1)
 
 
 @contextmanager
@@ -84,9 +83,8 @@ def measure(kind: str, url: str, empty_url: str, entries: int) -> bool:
     ledger, empty = open_ledger(url), open_ledger(empty_url)
     project = open_project(ledger, entries + 10_000, MECHANISM)
     open_project(empty, 10_000, MECHANISM)
-    start = time.perf_counter()
-    fill(url, project, entries)
-    print(f"{kind}: {entries:,} entries, written in {time.perf_counter() - start:.0f} s")
+    written = seconds(lambda: fill(url, project, entries))
+    print(f"{kind}: {entries:,} entries, written in {written:.0f} s")
 
     before, after = charging(empty, ledger)
     print(
@@ -146,17 +144,14 @@ def verify(ledger: Ledger) -> None:
 
 def charging(*ledgers: Ledger) -> list[float]:
     """Median seconds of a charge of one new query on each ledger, measured in turn."""
-    seconds: list[list[float]] = [[] for _ in ledgers]
-    projects = [ledger.project("study").id for ledger in ledgers]
-    for number in range(CHARGES):
-        for ledger, project, taken in zip(ledgers, projects, seconds, strict=True):
-            start = time.perf_counter()
-            ledger.charge(project, [answered(f"new {number}")])
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in seconds]
 
+    def charge(ledger: Ledger) -> float:
+        project, query = ledger.project("study").id, answered(f"new {next(fresh)}")
+        return seconds(lambda: ledger.charge(project, [query]))
 
-# ------------------------------------------------------------------- writing in bulk
+    fresh = count()
+    lines = {str(number): partial(charge, each) for number, each in enumerate(ledgers)}
+    return [statistics.median(taken) for taken in in_turn(lines, CHARGES).values()]
 
 
 def new_charges(project: ProjectRecord) -> Iterator[dict[str, Any]]:
@@ -252,4 +247,4 @@ def fill_postgresql(url: str, rows: Iterator[tuple[Any, ...]]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(0 if main() else 1)
+    typer.run(main)

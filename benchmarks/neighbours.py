@@ -8,11 +8,9 @@ torch's product of the two, on as many threads, without a comparison. Both in on
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
-import time
-from collections.abc import Callable
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -21,12 +19,12 @@ import numpy as np
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+import typer
 
-from terrine_models.data.arrays import InputSpec
-from terrine_models.features.maps import PublicData, public_features
-from terrine_models.storage.manifests import versions
-from terrine_models.teachers.manifests import Manifest
-from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourTeachers, quantize
+from serving import in_turn, seconds
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 
 AIM = 1.5
 ROUNDS = 30
@@ -34,59 +32,32 @@ POINTS = 10_000
 NEAR = 240
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=60_000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--coordinates", type=int, default=150)
-    options = parser.parse_args()
+def main(records: int = 60_000, batch: int = 64, coordinates: int = 150) -> None:
+    """Let records at random places of the sphere vote."""
     random = np.random.default_rng(0)
-    ensemble = made(random, options.records, options.coordinates)
-    queries = quantize(unit(random, options.batch, options.coordinates), 3300.0)
-    x = torch.from_numpy(queries).float()
-    records = torch.from_numpy(quantize(unit(random, options.records, options.coordinates), 3300.0))
-    transposed = records.float().T.contiguous()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, bare = [], []
-    for _ in range(ROUNDS):  # in turn, so that a busy machine slows both
-        found.append(seconds(lambda: ensemble.near(queries)))
-        bare.append(seconds(lambda: x @ transposed))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    weights, product = float(np.median(found)), float(np.median(bare))
-    points = 4 * (POINTS + options.records) * (options.coordinates + 1) / 2**20
+    spec = InputSpec(shape=(coordinates,), dtype="float32", low=-1, high=1)
+    labels = np.zeros(records, np.int64)
+    private = Dataset(unit(random, records, coordinates), labels, ("a", "b"), spec)
+    public = PublicData.declare("random", unit(random, POINTS, coordinates))
+    with tempfile.TemporaryDirectory() as place:
+        settings = NeighbourSettings(near=NEAR, width=coordinates)
+        build(private, Path(place) / "random", name="random", public=public, settings=settings)
+        ensemble = NeighbourEnsemble.load(Path(place) / "random")
+    queries = ensemble.to_points(unit(random, batch, coordinates))
+    width = queries.shape[1]
+    x, transposed = torch.from_numpy(queries).float(), torch.randn(width, records)
+    lines = {
+        "weights": lambda: seconds(lambda: ensemble.near(queries)),
+        "product": lambda: seconds(lambda: x @ transposed),
+    }
+    found = in_turn(lines, ROUNDS)
+    weights, product = (float(np.median(each)) for each in found.values())
     print(
-        f"{options.batch} queries, {options.records:,} records, {options.coordinates} coordinates, "
+        f"{batch} queries, {records:,} records, {width} coordinates, "
         f"{torch.get_num_threads()} threads:\n"
         f"weights {weights * 1e3:.1f} ms, bare product {product * 1e3:.1f} ms: "
-        f"{weights / product:.2f} times as long (aim: at most {AIM})\n"
-        f"memory: {points:.0f} MiB of points; both together took {grown:.0f} MiB "
-        "more"
+        f"{weights / product:.2f} times as long (aim: at most {AIM})"
     )
-
-
-def made(random: np.random.Generator, records: int, coordinates: int) -> NeighbourEnsemble:
-    """Neighbours at random places of the sphere."""
-    spec = InputSpec(shape=(coordinates,), dtype="float32", low=-1, high=1)
-    inputs = unit(random, POINTS, coordinates)
-    features = public_features(spec, PublicData.declare("random", inputs[:50]), coordinates)
-    rank = max(1, round(NEAR * POINTS / records))
-    kind = NeighbourTeachers(
-        features=features.spec, near=NEAR, rank=rank, points=POINTS, scale=3300.0
-    )
-    manifest = Manifest(
-        name="random",
-        teacher=kind,
-        input=spec,
-        classes=("a", "b"),
-        teachers=records,
-        units=records,
-        versions=versions(),
-        files={"teachers-00000.safetensors": "0" * 64, "radius.safetensors": "0" * 64},
-    )
-    labels = np.zeros(records, np.int16)
-    own = quantize(unit(random, records, coordinates), 3300.0)
-    units = np.arange(records, dtype=np.int32)
-    return NeighbourEnsemble(manifest, features, quantize(inputs, 3300.0), own, labels, units)
 
 
 def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray:
@@ -95,11 +66,5 @@ def unit(random: np.random.Generator, rows: int, coordinates: int) -> np.ndarray
     return np.asarray(points / np.linalg.norm(points, axis=1, keepdims=True))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(main)

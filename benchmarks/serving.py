@@ -1,14 +1,19 @@
-"""A service of a benchmark's own: teachers of digits, `terrine serve`, and its callers."""
+"""What benchmarks of the server share: a service of their own, its callers, and measuring in turn.
+
+Who imports it can import `support` of the tests, too.
+"""
 
 from __future__ import annotations
 
 import http.client
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -17,16 +22,18 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from commands import SERVE, free_port, served
-from datasets import Material
 from support.clients import npy
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.servers import Owner, installed
+from terrine_models.data.arrays import Dataset
+from terrine_models.features.maps import PublicData
 from terrine_models.teachers.kinds import Heads, Networks
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
 
+Found = TypeVar("Found")
 CHEAP = {"name": "gnmax", "sigma": 9000.0}
 """So much noise that no benchmark spends a budget."""
 
@@ -68,19 +75,19 @@ def install(
 
 
 def train(
-    home: Path, material: Material, teachers: int, config: Heads | Networks
+    home: Path, private: Dataset, public: Dataset, teachers: int, config: Heads | Networks
 ) -> DigitsEnsemble:
-    """Train teachers into a directory that does not exist; students ask about the test images."""
+    """Train teachers into a directory that does not exist; students ask about the public inputs."""
     home.mkdir()
+    images, labels = public.inputs.astype(np.uint8), public.labels
     manifest = train_ensemble(
-        material.private,
+        private,
         home / "ensemble",
         name="bench",
         teachers=teachers,
         config=config,
-        public=material.public if isinstance(config, Heads) else None,
+        public=PublicData.declare("public", images) if isinstance(config, Heads) else None,
     )
-    images, labels = material.images, material.labels
     return DigitsEnsemble(home / "ensemble", manifest, images, labels, images, labels)
 
 
@@ -99,5 +106,22 @@ class LabelConnection:
             raise SystemExit(f"the service answered {reply.status}: {text[:300]!r}")
 
 
-def compared(ratios: Sequence[float]) -> str:
-    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+def in_turn(lines: Mapping[str, Callable[[], Found]], rounds: int) -> dict[str, list[Found]]:
+    """Measure each line once in each round: the speed of a machine varies, and slows all."""
+    found: dict[str, list[Found]] = {what: [] for what in lines}
+    for _ in range(rounds):
+        for what, measure in lines.items():
+            found[what].append(measure())
+    return found
+
+
+def ratios(found: Sequence[float], peer: Sequence[float]) -> str:
+    """The median of what each is of its peer's in the same round, and the range."""
+    each = [one / other for one, other in zip(found, peer, strict=True)]
+    return f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

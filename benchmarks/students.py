@@ -12,47 +12,50 @@ from the same answers, and `auto` chooses by these alone. All are measured on th
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
 import numpy as np
+import typer
+from numpy.typing import NDArray
 
 from datasets import CORPUS, PictureSource, find_sources, first_rows, missing_packages
-from terrine_models.data.arrays import load_npz
+from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, Task, Training
 from terrine_models.students.selection import choose
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.first_project import Setting
+from terrine_server.planning.first_project import FirstProject, Setting
 
 MOST_PRIVATE = 20_000
 MOST_TESTED = 4_000
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="of datasets.py")
-    parser.add_argument("--answers", type=int, default=400)
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--labels", action="store_true", help="in place of noisy counts")
-    given = parser.parse_args()
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="of datasets.py")] = None,
+    answers: int = 400,
+    epsilon: float = 1.0,
+    seeds: int = 1,
+    labels: bool = False,
+) -> None:
+    """Compare students of each method, and print what `auto` loses."""
     installed = [
         name
         for name, source in CORPUS.items()
         if isinstance(source, PictureSource) and not missing_packages([source])
     ]
     regrets = []
-    for name, source in find_sources(given.data or installed).items():
-        for seed in range(given.seeds):
+    for name, source in find_sources(data or installed).items():
+        for seed in range(seeds):
             if not isinstance(source, PictureSource):
                 raise SystemExit(f"{name} is not a set of pictures.")
-            found = compare(source, seed, given.answers, given.epsilon, labels=given.labels)
+            found = compare(source, seed, answers, epsilon, labels=labels)
             chosen = found.pop("auto")
             regrets.append(max(found.values()) - chosen)
             each = ", ".join(f"{method} {right:.2%}" for method, right in found.items())
@@ -67,23 +70,17 @@ def compare(
     """Return the accuracy of the student by each method that suits, and by `auto`."""
     with tempfile.TemporaryDirectory(prefix="students-") as place:
         dealt = source.deal(np.random.default_rng(seed)).write("private", Path(place))
-        private = first_rows(load_npz(dealt.private), MOST_PRIVATE)
-        pool, tested = load_npz(dealt.pool), first_rows(load_npz(dealt.tested), MOST_TESTED)
-        inputs = pool.inputs[:answers]
-        classes = len(private.classes)
-        setting = Setting.of(
-            units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon
-        )
-        first = setting.of_teachers(setting.numbers_of_teachers[0])
-        out = Path(place) / "teachers"
-        public = PublicData.declare("pool", pool.inputs)
-        train_ensemble(private, out, name="t", teachers=first.teachers, public=public, seed=seed)
-        votes = Ensemble.load(out).votes(inputs)
-    released = first.mechanism.release(votes, entropy=np.random.default_rng(seed).bytes)
-    if labels or released.counts is None:
-        known = Answers.of_labels(released.labels, classes)
-    else:
-        known = Answers.of_counts(released.counts, teachers=first.teachers, sigma=first.sigma)
+        private, pool, tested = dealt.read()
+    private, tested = first_rows(private, MOST_PRIVATE), first_rows(tested, MOST_TESTED)
+    public, inputs = PublicData.declare("pool", pool.inputs), pool.inputs[:answers]
+    classes = len(private.classes)
+    setting = Setting.of(
+        units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon
+    )
+    first = setting.of_teachers(setting.numbers_of_teachers[0])
+    known = ask_teachers(private, first, inputs, seed, public=public)
+    if labels:
+        known = Answers.of_labels(known.labels, classes)
     task = Task(inputs, private.spec, private.classes, seed=seed)
     viewed = task.with_best_view(known)
     students = {
@@ -97,5 +94,26 @@ def compare(
     }
 
 
+def ask_teachers(
+    private: Dataset,
+    first: FirstProject,
+    inputs: NDArray[np.generic],
+    seed: int,
+    *,
+    public: PublicData | None = None,
+    pool: DesignedPool | None = None,
+) -> Answers:
+    """Train the teachers of a project, and ask them inputs [N, …]: equal ones have one answer."""
+    with tempfile.TemporaryDirectory(prefix="teachers-") as place:
+        out, n = Path(place) / "teachers", first.teachers
+        train_ensemble(private, out, name="t", teachers=n, public=public, pool=pool, seed=seed)
+        ensemble = Ensemble.load(out)
+        votes, matches = ensemble.votes(inputs), ensemble.manifest.teacher.matches_prior
+    numbers, entropy = number_distinct_rows(inputs), np.random.default_rng(seed).bytes
+    different = votes[np.unique(numbers, return_index=True)[1]]
+    noisy = np.asarray(first.mechanism.release(different, entropy=entropy).counts)[numbers]
+    return Answers.of_counts(noisy, teachers=n, sigma=first.sigma, matches_prior=matches)
+
+
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -10,19 +10,17 @@ the reading, the casting and the writing of all accounts, which are rewritten in
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from statistics import median
 
 import numpy as np
+import typer
 from sqlalchemy import text
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+from serving import seconds
 from support.databases import SECRET_KEY, migrated, running_postgres
 from support.ledgers import register
 from terrine_models.teachers.neighbours import ShadowPoints
@@ -77,13 +75,8 @@ class Crowd(Voters):
         return np.tile(np.array([self.size - 9 * each, *[each] * 9]), (len(inputs), 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--units", type=int, default=60_000)
-    parser.add_argument("--queries", type=int, default=3000)
-    parser.add_argument("--together", type=int, default=100, help="queries in a request")
-    options = parser.parse_args()
-    units, queries, together = options.units, options.queries, options.together
+def main(units: int = 60_000, queries: int = 3000, together: int = 100) -> None:
+    """Ask so many queries of so many units."""
     print(f"{units:,} units, {queries:,} queries, {together} in a request")
     casting(units)
     with running_postgres() as server, server.database() as name:
@@ -145,9 +138,8 @@ def ask(labeling: Labeling, project: str, queries: int, together: int) -> Sequen
     draw, took = np.random.default_rng(2), []
     for _ in range(0, queries, together):
         inputs = draw.integers(0, 256, (together, WIDTH), dtype=np.uint8)
-        started = time.perf_counter()
-        labeling.answer(project, [labeling.check(project, inputs)])
-        took.append(time.perf_counter() - started)
+        checked = [labeling.check(project, inputs)]
+        took.append(seconds(partial(labeling.answer, project, checked)))
     return took
 
 
@@ -157,4 +149,4 @@ def number(url: str, query: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

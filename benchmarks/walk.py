@@ -18,7 +18,6 @@ wheel of wordllama, or a transformer in ONNX, which takes 6 ms for a short text.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,9 +25,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -37,11 +37,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from commands import CommandError, Predicted, Refused, open_project
+from commands import CommandError, Predicted, Refused, Scores, open_project
 from datasets import CORPUS, TEXTS, DealtFiles, find_sources
 from terrine_client import Client, Labels
-from terrine_models.data.arrays import Dataset, load_npz, number_distinct_rows
-from terrine_models.tables.loading import load_table, read_schema
+from terrine_models.data.arrays import Dataset, number_distinct_rows
+from terrine_models.tables.loading import read_schema
 from terrine_protocol.tables.encoders import ENCODERS
 
 PLAIN_ROWS = 50_000
@@ -61,19 +61,6 @@ WAYS = {
     "teachers": "teachers",
 }
 """What quickstart says of each way to ask the records."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Of predictions of tested rows. `auc`: of two classes, where there are shares."""
-
-    accuracy: float
-    balanced: float
-    auc: float | None = None
-
-    def __str__(self) -> str:
-        auc = "" if self.auc is None else f", AUC {self.auc:.3f}"
-        return f"{self.accuracy:.2%}, balanced {self.balanced:.2%}{auc}"
 
 
 @dataclass(frozen=True)
@@ -126,35 +113,11 @@ class Walk:
     """Models on the same answers, as `Labels.training_set` gives them, by name."""
     leads: dict[str, Lead]
     """Of each of these."""
-    boosted: Scores | None
-    """None of pictures."""
     logistic: Scores
     public: Scores
     seconds_until_open: float
     seconds_of_student: float
     outcome: Literal["opened"] = "opened"
-
-    def lines(self) -> Iterator[str]:
-        """Yield the figures for people."""
-        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}, by {self.way}"
-        models = {"student": self.student, "largest class alone": self.majority}
-        models |= {f"{name} on the same answers": found for name, found in self.plain.items()}
-        models["logistic regression on the pool's labels"] = self.public
-        if self.boosted is not None:
-            models["gradient boosting on the private rows"] = self.boosted
-        models["logistic regression on the private rows"] = self.logistic
-        for name, found in models.items():
-            yield f"  {name:42} {found}"
-        yield f"  forecast: {self.forecast}"
-        if self.range is not None and self.balanced_range is not None:
-            of = _of_middle(self.student.accuracy, self.range)
-            balanced = _of_middle(self.student.balanced, self.balanced_range)
-            yield f"  got {of}; balanced {balanced}"
-        short = "" if self.answered >= self.promised else ", FEWER than were certain"
-        told = f"answered {self.answered:,}, of which {self.exhausted:,} by `exhausted`"
-        yield f"  rows certain {self.promised:,}, {told}{short}"
-        seconds = f"{self.seconds_until_open:.0f} s until it was open"
-        yield f"  {seconds}, {self.seconds_of_student:.0f} s for the student"
 
 
 @dataclass(frozen=True)
@@ -170,47 +133,40 @@ class Declined:
     public: Scores
     outcome: Literal["declined"] = "declined"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the figures for people."""
-        yield f"{self.data}, seed {self.seed}, ε = {self.epsilon:g}: declined"
-        yield f"  {self.said}"
-        yield f"  {'largest class alone':42} {self.majority}"
-        yield f"  {'logistic regression on the pool' + chr(39) + 's labels':42} {self.public}"
-        yield f"  {'logistic regression on the private rows':42} {self.logistic}"
-
 
 Ended = Walk | Declined
 _RECORD: TypeAdapter[Ended] = TypeAdapter(Walk | Declined)
 
 
-def _of_middle(got: float, between: tuple[float, float]) -> str:
-    low, high = between
-    where = "above" if got > high else "BELOW" if got < low else "in"
-    return f"{2 * got / (low + high) - 1:+.1%} of the middle, {where} the range"
+def lines(found: Ended) -> Iterator[str]:
+    """Yield the figures for people."""
+    for name, value in vars(found).items():
+        of_models = value.items() if isinstance(value, dict) else [("", value)]
+        for model, figure in of_models:
+            yield f"  {name.replace('_', ' '):20} {model:17} {figure}"
 
 
-def main() -> None:
+def main(
+    data: Annotated[list[str] | None, typer.Argument(help="NAME, NAME=PATH of datasets.py")] = None,
+    corpus: bool = False,
+    seeds: int = 1,
+    epsilon: float = 1.0,
+    embedding: Path | None = None,
+    out: Path | None = None,
+) -> None:
     """Walk, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py has them")
-    parser.add_argument("--corpus", action="store_true", help="what nothing was tuned on")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--embedding", type=Path, help="of texts: a folder with an encoder")
-    parser.add_argument("--out", type=Path, help="also a line of JSON for each walk")
-    given = parser.parse_args()
     options: tuple[str, ...] = ()
-    if given.embedding is not None:
-        os.environ[ENCODERS] = str(given.embedding.resolve())
+    if embedding is not None:
+        os.environ[ENCODERS] = str(embedding.resolve())
         options = ("--embedding", os.environ[ENCODERS])
-    sources = find_sources([*given.data, *(CORPUS if given.corpus else ())])
+    sources = find_sources([*(data or ()), *(CORPUS if corpus else ())])
     if not sources:
         print("Skipped: no data were named. See the top of benchmarks/walk.py.")
         return
-    known = {} if given.out is None else read_ended(given.out, given.epsilon)
+    known = {} if out is None else read_ended(out, epsilon)
     ended, failed = list[Ended](), dict[str, str]()
     for name, source in sources.items():
-        for seed in range(given.seeds):
+        for seed in range(seeds):
             if (name, seed) in known:
                 ended.append(known[name, seed])
                 continue
@@ -219,15 +175,15 @@ def main() -> None:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
                     if name in TEXTS:
                         made = replace(made, options=made.options + options)
-                    found = walk(name, made, seed, given.epsilon)
+                    found = walk(name, made, seed, epsilon)
             except Exception as error:  # one set's failure must not end the walks of all others
                 failed[f"{name}, seed {seed}"] = f"{type(error).__name__}: {error}"
                 print(f"{name}, seed {seed}: FAILED\n{error}", flush=True)
                 continue
             ended.append(found)
-            print("\n".join(found.lines()), flush=True)
-            if given.out is not None:
-                with given.out.open("a", encoding="utf-8") as file:
+            print("\n".join(lines(found)), flush=True)
+            if out is not None:
+                with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
     declined = sum(isinstance(each, Declined) for each in ended)
     print("\n".join(["", *table(ended), ""]))
@@ -312,56 +268,43 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     """Do what a user would, and judge the student on the tested rows."""
     asked = ("--public", made.pool.name, *made.options, "--epsilon", f"{epsilon:g}")
     opened = open_project(made.private, *asked)
-    private, pool, tested = _loaded(made)
-    majority = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
-    without_privacy = _judged(_linear(), *_some(private, seed), tested)
-    public = _judged(_linear(), *_some(pool, seed), tested)
+    written = next(made.private.parent.glob("*-schema.json"), None)
+    private, pool, tested = made.read(None if written is None else read_schema(written))
+    largest = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
+    common: dict[str, Any] = {
+        "data": name,
+        "seed": seed,
+        "epsilon": epsilon,
+        "majority": largest.scores(tested.labels),
+        "logistic": _judged(_linear(), *_some(private, seed), tested).scores(tested.labels),
+        "public": _judged(_linear(), *_some(pool, seed), tested).scores(tested.labels),
+    }
     if isinstance(opened, Refused):
-        return Declined(
-            data=name,
-            seed=seed,
-            epsilon=epsilon,
-            said=opened.said,
-            majority=_scores(majority, tested),
-            logistic=_scores(without_privacy, tested),
-            public=_scores(public, tested),
-        )
-    said = opened.said
+        return Declined(**common, said=opened.said)
     with opened.serve():
         learning = opened.train_student()
         with Client(opened.url, opened.token) as client:
             answers = client.label(pool.inputs)
-    forecast, way = _line(said, "It buys"), _line(said, "By what")
-    pictures = len(private.spec.shape) > 1
+    forecast, way = (_line(opened.said, heading) for heading in ("It buys", "By what"))
     certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
     if certain is None:
-        raise CommandError(f"quickstart did not say what is certain:\n{said}")
-    outcomes = np.array(answers.outcomes)
-    answered = number_distinct_rows(pool.inputs)[
-        np.isin(outcomes, ("answered", "abstained", "exhausted"))
-    ]
+        raise CommandError(f"quickstart did not say what is certain:\n{opened.said}")
+    outcomes, numbers = np.array(answers.outcomes), number_distinct_rows(pool.inputs)
+    answered = numbers[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
     own, plain = opened.predict(made.tested, tested.classes), _plain(answers, pool, tested)
-    many = pictures or tested.spec.size > MOST_BOOSTED
-    boosted = None if many else _judged(_boosted(), private.inputs, private.labels, tested)
     return Walk(
-        data=name,
-        seed=seed,
-        epsilon=epsilon,
+        **common,
         way=next(name for name, words in WAYS.items() if words in way),
         forecast=forecast,
         range=_between(r"right on", forecast),
         balanced_range=_between(r"balanced accuracy", forecast),
         promised=int(certain[1].replace(",", "")),
-        answered=len(set(answered.tolist())),
-        exhausted=len(set(number_distinct_rows(pool.inputs)[outcomes == "exhausted"].tolist())),
-        student=_scores(own, tested),
+        answered=len(np.unique(answered)),
+        exhausted=len(np.unique(numbers[outcomes == "exhausted"])),
+        student=own.scores(tested.labels),
         above_chance=is_above_chance(own, tested.labels),
-        majority=_scores(majority, tested),
-        plain={name: _scores(found, tested) for name, found in plain.items()},
+        plain={name: found.scores(tested.labels) for name, found in plain.items()},
         leads={name: lead_of(found, own, tested.labels) for name, found in plain.items()},
-        boosted=None if boosted is None else _scores(boosted, tested),
-        logistic=_scores(without_privacy, tested),
-        public=_scores(public, tested),
         seconds_until_open=opened.seconds,
         seconds_of_student=learning,
     )
@@ -370,17 +313,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
 def _between(after: str, forecast: str) -> tuple[float, float] | None:
     found = re.search(rf"{after} (?:at least )?([\d.]+)%(?: to ([\d.]+)%)?", forecast)
     return None if found is None else (float(found[1]) / 100, float(found[2] or 100) / 100)
-
-
-def _loaded(made: DealtFiles) -> tuple[Dataset, Dataset, Dataset]:
-    if made.pool.suffix == ".npz":
-        return load_npz(made.private), load_npz(made.pool), load_npz(made.tested)
-    schema = read_schema(next(made.private.parent.glob("*-schema.json")))
-
-    def read(path: Path) -> Dataset:
-        return load_table(path, schema, note=lambda text: None)  # quickstart said it
-
-    return read(made.private), read(made.pool), read(made.tested)
 
 
 def _line(said: str, heading: str) -> str:
@@ -395,7 +327,8 @@ def _plain(answers: Labels, pool: Dataset, tested: Dataset) -> dict[str, Predict
         RIDGE: _judged(make_pipeline(StandardScaler(), RidgeClassifier()), x, y, tested, weights)
     }
     if x.shape[1] <= MOST_BOOSTED:
-        found[BOOSTING] = _judged(_boosted(), x, y, tested, weights)
+        boosting = make_pipeline(HistGradientBoostingClassifier(max_iter=100, random_state=0))
+        found[BOOSTING] = _judged(boosting, x, y, tested, weights)
     return found
 
 
@@ -436,12 +369,6 @@ def is_above_chance(found: Predicted, labels: NDArray[np.int64]) -> bool:
     return gain > max(2 * POINT, 2 * error)
 
 
-def _scores(found: Predicted, tested: Dataset) -> Scores:
-    labels, said = tested.labels, found.said
-    auc = None if found.shares is None else float(roc_auc_score(labels, found.shares))
-    return Scores(float((said == labels).mean()), float(balanced_accuracy_score(labels, said)), auc)
-
-
 def _flat(inputs: NDArray[np.generic]) -> NDArray[np.float32]:
     return inputs.reshape(len(inputs), -1).astype(np.float32)
 
@@ -454,10 +381,6 @@ def _some(data: Dataset, seed: int) -> tuple[NDArray[np.generic], NDArray[np.int
 
 def _linear() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
-
-
-def _boosted() -> Any:
-    return make_pipeline(HistGradientBoostingClassifier(max_iter=100, random_state=0))
 
 
 def _judged(
@@ -477,4 +400,4 @@ def _judged(
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
-from terrine_experiments.papers import Selective
-from terrine_experiments.papers_accountant import ORDERS
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import (
     BoundRelease,
     CostEvent,
+    GaussianNoisyCounts,
     Mechanism,
     ParameterError,
     Rule,
@@ -37,11 +36,38 @@ from terrine_server.privacy.published import (
     lnmax_rdp,
     union_bound,
 )
+from terrine_server.privacy.quoting import split_delta
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+ORDERS = 1 + np.geomspace(0.02, 1e4, 400)
+"""Rényi orders, spaced 3.3 % in α − 1: the best of them is within 1e-3 of the best of all."""
 MOMENTS = np.arange(2, 10, dtype=np.float64)
 """The orders of P17, which tracks eight moments."""
+
+
+@dataclass(frozen=True)
+class Selective:
+    """The test and the noise of Confident-GNMax or of a round of Interactive-GNMax, as in P18.
+
+    Order, β, σ and ε of what it would publish are of its Table 2.
+    """
+
+    threshold: int
+    sigma1: float
+    sigma2: float
+    queries: int = 0
+    order: float = 0
+    beta: float = 0
+    sigma_ss: float = 0
+    sanitised: float = 0
+    own: tuple[float, float, float] | None = None
+    """Order, β and σ of what we would publish, chosen on other queries."""
+
+    @property
+    def orders(self) -> Floats:
+        """The order alone."""
+        return np.array([float(self.order)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +90,11 @@ class PaperCost:
 
     def epsilon(self, delta: float, *, of: Floats | None = None) -> float:
         """ε of all of them, by Mironov's conversion at the order that is best; or `of` a sum."""
-        total = self.total if of is None else of
-        return float(np.min(total + math.log(1 / delta) / (self.orders - 1)))
+        return float(converted(self.total if of is None else of, self.orders, delta))
 
     def running(self, delta: float) -> Floats:
         """ε [B] after each query."""
-        total = np.cumsum(self.test + self.answer, axis=0)
-        found: Floats = np.min(total + math.log(1 / delta) / (self.orders - 1), axis=1)
-        return found
+        return converted(np.cumsum(self.test + self.answer, axis=0), self.orders, delta)
 
 
 def lnmax_cost(votes: Ints, gamma: float, orders: Floats = ORDERS) -> PaperCost:
@@ -181,3 +204,19 @@ def publishable(
     spend = meter.spend(tally, beta)
     figure = spend.cost + spend.smooth_sensitivity * sigma * release.z
     return epsilon_from_rdp([figure + release.cost], [order], delta - release.failure)
+
+
+def papers_epsilon(answers: int, sigma: float, delta: float) -> float:
+    """ε of so many answers with all noisy counts, in the worst case, as the papers state it.
+
+    By their curve, α/σ² (P18, Proposition 8, whose proof goes through all counts), at the share of
+    δ for conversion. Terrine enforces a tighter rule; this one is no filter: if students adapt, the
+    order must be fixed beforehand.
+    """
+    conversion = split_delta({GaussianNoisyCounts(sigma): answers}, delta).conversion
+    return float(converted(answers * ORDERS / sigma**2, ORDERS, conversion))
+
+
+def converted(total: Floats, orders: Floats, delta: float) -> Floats:
+    """ε of a divergence [..., A] at the order that is best, by Proposition 3 of Mironov (2017)."""
+    return np.asarray(np.min(total + math.log(1 / delta) / (orders - 1), axis=-1))

@@ -63,8 +63,8 @@ def write_page(page: Path, out: Path, made: Mapping[str, Chapter]) -> None:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    first, *lines = [f"| {' | '.join(map(str, line))} |" for line in (heads, *rows)]
+    return "\n".join([first, f"|{'---|' * len(heads)}", *lines])
 
 
 def no_data(source: str, name: Name, paper: Published) -> Item:

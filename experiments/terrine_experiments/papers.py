@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 Name = Literal["mnist", "fashion", "svhn", "adult", "diabetes", "glyph"]
 """A data set of the papers, or one that stands beside them."""
 
@@ -86,56 +83,3 @@ PAPERS: dict[Name, tuple[Published, ...]] = {
     ),
 }
 """Of each data set, in the order of the papers."""
-
-
-@dataclass(frozen=True)
-class Selective:
-    """The test and the noise of Confident-GNMax or of a round of Interactive-GNMax, as in P18.
-
-    Order, β, σ and ε of what it would publish are of its Table 2.
-    """
-
-    threshold: int
-    sigma1: float
-    sigma2: float
-    queries: int = 0
-    order: float = 0
-    beta: float = 0
-    sigma_ss: float = 0
-    sanitised: float = 0
-    own: tuple[float, float, float] | None = None
-    """Order, β and σ of what we would publish, chosen on other queries."""
-
-    @property
-    def orders(self) -> NDArray[np.float64]:
-        """The order alone."""
-        return np.array([float(self.order)])
-
-
-MNIST_ROW = Selective(200, 150, 40, 640, 14, 0.0329, 6.23, 2.52, (8, 0.2 / 8, 4.28))
-ADULT_ROW = Selective(300, 200, 40, 1_500, 15.5, 0.031, 7.92, 2.09, (8, 0.25 / 8, 6.27))
-GLYPH_ROW = Selective(1_000, 500, 100, 12_000, 20.5, 0.0205, 11.9, 2.29, (14, 0.2 / 14, 9.49))
-ROUNDS = (
-    Selective(3_500, 1_500, 100, 0, 50, 0.009, 26.4),
-    Selective(3_500, 2_000, 200, 0, 50, 0.008, 38.7),
-)
-"""Of Interactive-GNMax on Glyph. What each would publish is not known to us."""
-OWN_ROUNDS = 2 * (Selective(2_000, 750, 200, 0, 50, 0.009, 26.4),)
-"""Of teachers of our letters, who agree less: their largest count is 2,000 of 5,000 on average."""
-MODERATE, AGGRESSIVE = Selective(3_500, 1_500, 100), Selective(5_000, 1_500, 100)
-"""Of Figure 5. The Laplace noise beside them has scale 50."""
-
-NEAR_ZERO: dict[tuple[int, str], float] = {
-    (100, LNMAX): 0.635,
-    (1_000, LNMAX): 0.898,
-    (5_000, LNMAX): 0.941,
-    (9_000, LNMAX): 0.934,
-    (9_000, "immutable"): 0.951,
-    (9_000, "clean votes"): 0.945,
-    (9_000, "immutable, 5 teachers"): 0.978,
-    (9_000, "clean votes, 5 teachers"): 0.975,
-    (9_000, "ground truth"): 0.981,
-}
-"""Students on MNIST by the near-zero-cost paper's Table 1: after how many answers, and of which."""
-NEAR_ZERO_LABELS = {LNMAX: 0.9302, "immutable": 0.9433, "clean votes": 0.9437}
-"""Its Table 2: how many labels of 250 teachers on MNIST are right."""

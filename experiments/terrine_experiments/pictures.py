@@ -1,23 +1,19 @@
-"""Pictures: accuracy against ε with the papers' points, and panels of curves."""
+"""Pictures: panels of curves side by side, with points of papers."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from terrine_client._report import scale_accuracy_axis
-from terrine_experiments.interval import half_width
-from terrine_experiments.papers import PAPERS
-from terrine_experiments.results import ExperimentResult, kinds
 
 # Okabe and Ito's colours, which those who see no red or green tell apart, too.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
-PAPERS_OWN = "#D55E00"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442", "#D55E00")
+PAPERS_OWN = COLOURS[-1]
 PAPER, UNSAFE = "*", "p"
 """Styles of a paper's points; where its ε is not safe to publish, the marker is hollow."""
 
@@ -48,27 +44,40 @@ class Panel:
     log_y: bool = False
     bars: float = 0
     """How wide bars are; 0 draws lines."""
-    epsilons: bool = False
-    """x is ε, and y an accuracy, on a scale of the errors' logarithm, so that baselines far below
-    remain in sight. The legend is below."""
+    errors: bool = False
+    """y is an accuracy, on a scale of the errors' logarithm, so that baselines far below remain in
+    sight."""
+    lowest: float | None = None
+    """What y begins with."""
 
 
 def draw_panels(
-    panels: Sequence[Panel], path: Path, *, size: tuple[float, float] = (4.4, 4.2)
+    panels: Sequence[Panel],
+    path: Path,
+    *,
+    size: tuple[float, float] = (4.4, 4.2),
+    across: int = 4,
+    legend_below: bool = False,
 ) -> None:
-    """Draw panels side by side, as a picture of the kind that the path ends in."""
+    """Draw panels, so many side by side, as a picture of the kind that the path ends in."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = Figure(figsize=(size[0] * len(panels), size[1]), dpi=90, layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    across = min(across, len(panels))
+    down = -(-len(panels) // across)
+    figsize = (size[0] * across, size[1] * down + legend_below)
+    figure, named = Figure(figsize=figsize, dpi=90, layout="constrained"), dict[str, Any]()
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    for unused in grid[len(panels) :]:
+        unused.set_axis_off()
+    for axes, panel in zip(grid, panels, strict=False):
         for place, curve in enumerate(panel.curves):
             of_paper = curve.style in (PAPER, UNSAFE)
             colour = COLOURS[(place if curve.colour is None else curve.colour) % len(COLOURS)]
             if panel.bars:
                 axes.bar(curve.x, curve.y, panel.bars, alpha=0.45, color=colour, label=curve.label)
                 continue
-            axes.errorbar(
+            named[curve.label] = axes.errorbar(
                 curve.x,
                 curve.y,
                 curve.error,
@@ -89,54 +98,13 @@ def draw_panels(
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
         axes.grid(alpha=0.3)
-        if panel.epsilons:
+        axes.set_ylim(bottom=panel.lowest)
+        if panel.errors:
             scale_accuracy_axis(axes)
-            figure.legend(loc="outside lower center", fontsize=8, frameon=False)
-        else:
+        if not legend_below:
             axes.legend(fontsize=7.5)
+    if legend_below:
+        where: Any = {"loc": "outside lower center", "ncols": min(2, across), "frameon": False}
+        figure.legend(list(named.values()), list(named), fontsize=8, **where)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
-
-
-def draw(results: Sequence[ExperimentResult], path: Path) -> None:
-    """Draw students, plain ones and those of true labels against ε, with the papers' points."""
-    first, curves = results[0], []
-    papers = PAPERS[first.data]
-    ends = [each.epsilon_spent for each in results] + [paper.epsilon for paper in papers]
-    for number, group in enumerate(sorted({_group(each) for each in results})):
-        chosen = [each for each in results if _group(each) == group]
-        name, kind, teachers = group
-        epsilons = [each.epsilon_spent for each in chosen]
-        what = f"{name}, {teachers:,} {kind}"
-        means = [100 * each.mean for each in chosen]
-        errors = np.transpose([_bar(each) for each in chosen])
-        student = f"student: {what}, worst-case ε ({_interval(chosen)})"
-        curves.append(Curve(student, epsilons, means, f"{'oDv'[number % 3]}-", 0, errors))
-        plain = [100 * statistics.fmean(each.plain) for each in chosen]
-        curves.append(Curve(f"plain student: {what}", epsilons, plain, f"{'sPX'[number % 3]}:", 1))
-        level = 2 * [100 * chosen[0].true_labels]
-        twins = f"the same on the true labels ({kinds(chosen[0].true_labels_chosen)})"
-        curves.append(Curve(twins, [min(ends), max(ends)], level, ("--", "-.", ":")[number % 3], 2))
-    for paper in papers:
-        name = f"{paper.source.partition(',')[0]}, {paper.method}; ε: {paper.how}"
-        style = PAPER if paper.safe else UNSAFE
-        curves.append(Curve(name, [paper.epsilon], [100 * paper.accuracy], style))
-    x, y = f"ε at δ = {first.delta:g}", f"accuracy on {first.tested:,} inputs, %"
-    title = f"{first.title}, {first.protocol}"
-    draw_panels([Panel(title, x, y, curves, log_x=True, epsilons=True)], path, size=(8, 7))
-
-
-def _bar(result: ExperimentResult) -> tuple[float, float]:
-    """How far its bar reaches down and up, in percent: not beyond what can be."""
-    half = half_width(result.accuracies, result.tested) or 0.0
-    return 100 * min(half, result.mean), 100 * min(half, 1 - result.mean)
-
-
-def _interval(results: Sequence[ExperimentResult]) -> str:
-    runs = sorted({len(each.accuracies) for each in results})
-    many = " or ".join(str(number) for number in runs)
-    return f"{many} runs; bars: a new run, 95 %" if runs != [1] else "one run"
-
-
-def _group(result: ExperimentResult) -> tuple[str, str, int]:
-    return str(result.mechanism["name"]), result.kind, result.teachers

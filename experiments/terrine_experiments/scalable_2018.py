@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from terrine_experiments.costs import (
+    ORDERS,
+    Floats,
     PaperCost,
+    Selective,
     enforced,
     gnmax_cost,
     lnmax_cost,
@@ -20,22 +23,13 @@ from terrine_experiments.costs import (
 )
 from terrine_experiments.page import Chapter, Item, no_data, percent, shown_epsilon, table, verdict
 from terrine_experiments.papers import (
-    ADULT_ROW,
-    AGGRESSIVE,
     CONFIDENT,
-    GLYPH_ROW,
     INTERACTIVE,
-    MNIST_ROW,
-    MODERATE,
-    OWN_ROUNDS,
     P18,
     PAPERS,
-    ROUNDS,
     Name,
     Published,
-    Selective,
 )
-from terrine_experiments.papers_accountant import ORDERS, Floats
 from terrine_experiments.pate_2017 import lnmax
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_experiments.study import Asked, Ints, Study
@@ -48,6 +42,19 @@ from terrine_server.privacy import (
     VoteOutcome,
     build_mechanism,
 )
+
+MNIST_ROW = Selective(200, 150, 40, 640, 14, 0.0329, 6.23, 2.52, (8, 0.2 / 8, 4.28))
+ADULT_ROW = Selective(300, 200, 40, 1_500, 15.5, 0.031, 7.92, 2.09, (8, 0.25 / 8, 6.27))
+GLYPH_ROW = Selective(1_000, 500, 100, 12_000, 20.5, 0.0205, 11.9, 2.29, (14, 0.2 / 14, 9.49))
+ROUNDS = (
+    Selective(3_500, 1_500, 100, 0, 50, 0.009, 26.4),
+    Selective(3_500, 2_000, 200, 0, 50, 0.008, 38.7),
+)
+"""Of Interactive-GNMax on Glyph. What each would publish is not known to us."""
+OWN_ROUNDS = 2 * (Selective(2_000, 750, 200, 0, 50, 0.009, 26.4),)
+"""Of teachers of our letters, who agree less: their largest count is 2,000 of 5,000 on average."""
+MODERATE, AGGRESSIVE = Selective(3_500, 1_500, 100), Selective(5_000, 1_500, 100)
+"""Of Figure 5. The Laplace noise beside them has scale 50."""
 
 POOL = {"mnist": 9_000, "adult": 1_500, "glyph": 8_000}
 """The first public inputs, of which a row asks some; all others measure students."""

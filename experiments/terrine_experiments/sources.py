@@ -15,10 +15,9 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from terrine_experiments.glyphs.files import PRIVATE, PUBLIC
+from terrine_experiments.glyphs.records import PRIVATE, PUBLIC
 from terrine_experiments.papers import Name
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
-from terrine_models.students.models import Training
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.kinds import Heads
@@ -26,34 +25,14 @@ from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read
 
 CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
     "Ankle boot",
-)
+)  # fmt: skip
 ADULT_COLUMNS = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
-]
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
+    "native-country", "income",
+]  # fmt: skip
 
 # SHA-256 of the public originals, unpacked, as mirrors pack them differently. The paper's Glyph is
 # not public; `make glyphs` draws data like it.
@@ -109,7 +88,6 @@ class Source:
     delta: float
     teachers: int
     config: TeacherSettings
-    training: Training
     warnings: tuple[str, ...]
     """What the reader of a result must know about the files."""
 
@@ -122,24 +100,15 @@ def load(name: Name, directory: Path) -> Source:
             f"{directory} is not a directory; expected one with {', '.join(FILES[name])}, plain "
             "or .gz."
         )
-    found = [_one(directory, start) for start in FILES[name]]
+    found = [find_file(directory, start) for start in FILES[name]]
     recipe, warnings = RECIPES[name], check(name, found)
     private, test = recipe.read(found)
     if test.spec != private.spec:
         raise DataError(f"{directory}: training and test inputs differ in shape or range.")
     if len(test) < FEWEST:
         raise DataError(f"{directory} has {len(test)} test inputs; {FEWEST} are needed.")
-    return Source(
-        name=name,
-        title=recipe.title,
-        private=private,
-        test=test,
-        delta=recipe.delta,
-        teachers=recipe.teachers,
-        config=recipe.config,
-        training=Training(),
-        warnings=warnings,
-    )
+    suited = recipe.delta, recipe.teachers, recipe.config
+    return Source(name, recipe.title, private, test, *suited, warnings)
 
 
 def check(name: Name, found: list[Path]) -> tuple[str, ...]:
@@ -188,6 +157,7 @@ def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
     return load_table(train, schema), load_table(test, schema)
 
 
+# What scipy raises for files that are none of MATLAB's.
 UNREADABLE = (
     OSError,
     LookupError,
@@ -197,7 +167,6 @@ UNREADABLE = (
     MatReadError,
     zlib.error,
 )
-"""What scipy raises for files that are none of MATLAB's."""
 
 
 def _svhn(found: list[Path]) -> tuple[Dataset, Dataset]:
@@ -258,7 +227,8 @@ RECIPES: Mapping[str, _Recipe] = {
 }
 
 
-def _one(directory: Path, start: str) -> Path:
+def find_file(directory: Path, start: str) -> Path:
+    """Return the file of a data set that begins so. Raises DataError."""
     found = sorted(p for p in directory.glob(f"{start}*") if not p.name.endswith(".partial"))
     if not found:
         raise DataError(f"{directory} has no file {start}*, plain or .gz.")

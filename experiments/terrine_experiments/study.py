@@ -1,37 +1,46 @@
-"""What recomputing the papers needs: data, votes of ensembles of every size and kind, and students.
+"""The harness of all experiments: how data are split, teachers and their votes, and students.
 
-Ensembles are trained by the product, once, and their votes on all public inputs are kept. Whoever
-has recorded votes of such teachers may give them instead: 250 networks take hours on one processor.
+All of it is the product's code, called in this process. Teachers are trained once, and their votes
+on all public inputs are kept. Whoever has recorded votes of such teachers may give them instead:
+250 networks take hours on one processor.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from sklearn.ensemble import RandomForestClassifier
 
-from terrine_experiments.lesson import Lesson, once
-from terrine_experiments.owner import trained
 from terrine_experiments.papers import Name
-from terrine_experiments.setup import Part, numbered, public_part
 from terrine_experiments.sources import Source, load
 from terrine_models.data.arrays import DataError
+from terrine_models.features.maps import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Student, Training
+from terrine_models.students.models import Student, Task, Training
+from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.kinds import Forests, Heads, Networks
-from terrine_models.teachers.manifests import TeacherSettings
+from terrine_models.teachers.kinds import Forests, Heads, Networks, load_manifest
+from terrine_models.teachers.manifests import Manifest, TeacherSettings
+from terrine_models.teachers.training import train_ensemble
+from terrine_protocol.files import write_atomically
 from terrine_server.privacy import Mechanism, VoteOutcome
+from terrine_server.progress import teachers_bar
 
 Ints = NDArray[np.int64]
+Protocol = Literal["folds", "last-1000"]
 
+LAST = 1000
+FOLDS = 5
 IMAGES_OF_NETWORKS = 12_000
 """Images that each network sees in training, distorted anew each time: half of what 250 teachers
 of 240 images do by default, in 100 epochs."""
@@ -39,14 +48,114 @@ FEWEST_EPOCHS = 2
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """What one student is trained and tested on."""
+
+    seen: Ints
+    """Rows of the pool whose inputs and answers the student has."""
+    tested: Ints
+    """Rows of the test set that measure it, none of them seen."""
+
+
+def pool_size(protocol: Protocol, source: Source) -> int:
+    """How many of the first test inputs are public and may be asked."""
+    rows = len(source.test)
+    return rows if protocol == "folds" else rows - min(LAST, rows // 10)
+
+
+def public_part(source: Source) -> PublicData:
+    """The test inputs that teachers' feature maps may be fitted on: the pool of `last-1000`."""
+    pool = pool_size("last-1000", source)
+    name = f"{source.title}, test inputs 0 to {pool - 1}, without labels"
+    return PublicData.declare(name, source.test.inputs[:pool])
+
+
+def parts(protocol: Protocol, source: Source) -> list[Part]:
+    """Return the students' parts.
+
+    `folds`: the answers to all test inputs are bought in one study; each fold is judged by a
+    student that has seen the inputs and answers of the other four. `last-1000`, as in P18: the
+    student sees all of the test set but its last thousand, which measure it (of a smaller test set,
+    the last tenth).
+    """
+    rows, pool = np.arange(len(source.test)), pool_size(protocol, source)
+    if protocol != "folds":
+        return [Part(rows[:pool], rows[pool:])]
+    fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
+    return [Part(rows[fold != k], rows[fold == k]) for k in range(FOLDS)]
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """The public inputs that students of one part see, and the tests that measure them."""
+
+    source: Source
+    part: Part
+
+    @cached_property
+    def task(self) -> Task:
+        """What students of all runs are to learn; what the inputs alone say is computed once."""
+        test = self.source.test
+        return Task(test.inputs[self.part.seen], test.spec, test.classes, test.encoding)
+
+    def learn(
+        self,
+        answers: Answers,
+        method: str = "auto",
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> TrainedStudent:
+        """Train a student on answers to the whole pool, as `terrine student train` does."""
+        return choose(self.task, answers.of(self.part.seen), Training(method), tell=tell)
+
+    def right(self, student: Student) -> int:
+        """How many of the part's tests a student has right."""
+        tested, test = self.part.tested, self.source.test
+        return int((student.predict(test.inputs[tested]) == test.labels[tested]).sum())
+
+
+def trained(
+    source: Source, public: PublicData, directory: Path, run: int, console: Console
+) -> Manifest:
+    """Train a run's teachers into `directory`, or return the manifest of those that are there.
+
+    The private records are partitioned by the run's number, so no two runs have the same partition.
+    Raises DataError if there are others, and what `train_ensemble` raises.
+    """
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with teachers_bar(console, source.teachers) as on_trained:
+            return train_ensemble(
+                source.private,
+                directory,
+                name=f"{source.name}-teachers",
+                teachers=source.teachers,
+                config=source.config,
+                public=public,
+                seed=run,
+                on_trained=on_trained,
+            )
+    manifest, private = load_manifest(directory), source.private
+    features = manifest.teacher.features
+    fitted_on = features.fitted_on if features else None
+    found = (manifest.input, manifest.classes, manifest.teacher, manifest.teachers, manifest.seed)
+    expected = source.config.teacher(private, features, public)
+    others = found != (private.spec, private.classes, expected, source.teachers, run)
+    if others or (fitted_on is not None and fitted_on.sha256 != public.source.sha256):
+        raise DataError(
+            f"{directory} holds teachers of other data, or that were trained with other settings. "
+            "Give another --out."
+        )
+    return manifest
+
+
+@dataclass(frozen=True, eq=False)
 class Asked:
     """What came of asking: labels [pool], -1 where there is none, how many queries had which
-    outcome, the share of the labels that is right, and the accuracy of a student of them.
+    outcome, and the accuracy of a student of the labels.
     `baselines` [B, m]: what was subtracted from the votes before the test, if anything."""
 
     labels: Ints
     outcomes: dict[VoteOutcome, int]
-    right: float
     accuracy: float
     baselines: Ints | None = None
 
@@ -54,12 +163,12 @@ class Asked:
 @dataclass(frozen=True, eq=False)
 class Study:
     """Data in directories of `data` by their names, and beside them `NAME_TEACHERS_votes.npz`, if
-    votes were recorded. What is made of them is kept in `out`."""
+    votes were recorded. What is made of them is kept in `out`. `sources`: those that are loaded."""
 
     data: Path
     out: Path
     console: Console
-    _sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[Name, Source] = field(default_factory=dict)
     _lessons: dict[tuple[str, int], Lesson] = field(default_factory=dict)
 
     def has(self, name: Name) -> bool:
@@ -68,32 +177,48 @@ class Study:
 
     def source(self, name: Name) -> Source:
         """A data set. Raises DataError."""
-        if name not in self._sources:
-            self._sources[name] = load(name, self.data / name)
-        return self._sources[name]
+        if name not in self.sources:
+            self.sources[name] = load(name, self.data / name)
+        return self.sources[name]
 
-    def votes(self, name: Name, kind: str, teachers: int) -> Ints:
-        """Vote counts [N, m] of teachers on all test inputs. Raises DataError."""
-        source, own = self.source(name), f"{name}-{numbered(kind, teachers)}"
+    def teachers(self, name: Name, kind: str, teachers: int, run: int = 0) -> tuple[Path, Manifest]:
+        """The directory of a run's teachers, and what they are. Raises DataError."""
+        source = self.source(name)
+        source = replace(source, teachers=teachers, config=_settings(source, kind, teachers))
+        directory = self.out / "ensembles" / f"{name}-{teachers}-{kind}-run-{run}"
+        if not directory.exists():
+            self.say(f"{source.title}: {teachers:,} {kind} …")
+        return directory, trained(source, public_part(source), directory, run, self.console)
+
+    def votes(self, name: Name, kind: str, teachers: int, run: int = 0) -> Ints:
+        """Vote counts [N, m] of a run's teachers on all test inputs. Raises DataError."""
+        test = self.source(name).test
         recorded = self.data / f"{name}_{teachers}_votes.npz"
         if kind != "heads" and recorded.exists():
             with np.load(recorded) as archive:
-                if not np.array_equal(archive["labels"], source.test.labels):
-                    raise DataError(f"{recorded} is of other inputs than those of {source.title}.")
+                if not np.array_equal(archive["labels"], test.labels):
+                    title = self.source(name).title
+                    raise DataError(f"{recorded} is of other inputs than those of {title}.")
                 return np.asarray(archive["counts"], np.int64)
-        kept = self.out / "votes" / f"{own}.npy"
+        directory, _ = self.teachers(name, kind, teachers, run)
+        kept = self.out / "votes" / f"{directory.name}.npy"
         if not kept.exists():
-            source = replace(source, teachers=teachers, config=_settings(source, kind, teachers))
-            self.say(f"{source.title}: {teachers:,} {kind} …")
-            directory = self.out / "ensembles" / own
-            trained(source, public_part(source), directory, 0, self.console)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            np.save(kept, Ensemble.load(directory).votes(source.test.inputs))
+            np.save(kept, Ensemble.load(directory).votes(test.inputs))
         return np.asarray(np.load(kept), np.int64)
 
-    def once(self, what: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was found before, or is found now: noise is drawn once."""
-        found: dict[str, Any] = once(self.out / "found" / f"{what}.json", {"what": what}, make)
+    def once(
+        self, what: str, make: Callable[[], dict[str, Any]], **about: object
+    ) -> dict[str, Any]:
+        """What was found before `about` the same, or is found now: noise is drawn once."""
+        file = self.out / "found" / f"{what}.json"
+        if file.exists():
+            kept: dict[str, Any] = json.loads(file.read_bytes())
+            if kept["about"] == about:
+                return dict(kept["found"])
+        found = make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"about": about, "found": found}).encode() + b"\n")
         return found
 
     def student(self, name: Name, labels: Ints) -> tuple[Student, float]:
@@ -102,10 +227,9 @@ class Study:
         if lesson is None:
             rows = np.arange(len(self.source(name).test))
             part = Part(rows[: len(labels)], rows[len(labels) :])
-            lesson = Lesson(self.source(name), part, lambda line: None, self.console)
-            self._lessons[name, len(labels)] = lesson
+            lesson = self._lessons[name, len(labels)] = Lesson(self.source(name), part)
         answers = Answers.of_labels(labels, len(lesson.source.test.classes))
-        student = lesson.learn(answers, Training()).student
+        student = lesson.learn(answers).student
         return student, lesson.right(student) / len(lesson.part.tested)
 
     def forest(self, name: Name, labels: Ints) -> float:
@@ -153,7 +277,6 @@ class Study:
         return Asked(
             labels,
             {VoteOutcome(each): count for each, count in found["outcomes"].items()},
-            self.right(name, labels),
             found["accuracy"],
             None if baselines is None else np.array(baselines),
         )
@@ -163,14 +286,9 @@ class Study:
         made = self.once(f"{name}-{what}", lambda: {"accuracy": self.student(name, labels)[1]})
         return float(made["accuracy"])
 
-    def right(self, name: Name, labels: Ints) -> float:
-        """The share of the labels, of the first inputs, that are right."""
-        known = labels >= 0
-        return float((labels == self.source(name).test.labels[: len(labels)])[known].mean())
-
     def say(self, text: str) -> None:
         """Say what is being done."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
 
 
 def _settings(source: Source, kind: str, teachers: int) -> TeacherSettings:

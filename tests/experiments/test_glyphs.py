@@ -12,7 +12,6 @@ import pytest
 
 from support.processes import Terrine
 from support.wording import holds
-from terrine_experiments.glyphs.files import PRIVATE, PUBLIC, Drawing, write_glyphs
 from terrine_experiments.glyphs.fonts import (
     Family,
     designs,
@@ -20,7 +19,14 @@ from terrine_experiments.glyphs.fonts import (
     read_families,
     split_families,
 )
-from terrine_experiments.glyphs.records import IMBALANCE, PIXELS
+from terrine_experiments.glyphs.records import (
+    IMBALANCE,
+    PIXELS,
+    PRIVATE,
+    PUBLIC,
+    Drawing,
+    write_glyphs,
+)
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.linear import MANY_CLASSES
 from terrine_models.students.answers import Answers

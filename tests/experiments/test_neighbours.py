@@ -1,8 +1,8 @@
-"""Neighbours in an experiment, through the service: public rows choose the noise."""
+"""Neighbours in an experiment: public rows choose the noise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +10,13 @@ import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from terrine_experiments.neighbours import NEAR, NeighbourExperiment, near
-from terrine_experiments.setup import Setup
+from terrine_experiments.reproduce import NEAR, Experiment, near
 from terrine_experiments.sources import RECIPES, Source
+from terrine_experiments.study import Study
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.students.models import Training
 from terrine_models.teachers.kinds import Heads
 
 pytestmark = pytest.mark.nightly
-SETUP = Setup("folds", "neighbours", epsilon=1.0, delta=1e-5, runs=1)
 
 
 @pytest.fixture
@@ -31,14 +29,18 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
         Dataset(x[rows], y[rows], DIGITS, spec, name="digits")
         for rows in (slice(0, 1200), slice(1200, 1600))
     )
-    return Source("mnist", "Digits", private, test, 1e-5, 10, Heads(), Training(), ())
+    return Source("mnist", "Digits", private, test, 1e-5, 10, Heads(), ())
+
+
+def experiment(source: Source, out: Path) -> Experiment:
+    study = Study(out, out, Console(quiet=True), {source.name: source})
+    return Experiment(study, source, "folds", "neighbours", delta=1e-5, runs=1)
 
 
 def test_every_public_input_is_asked_once_and_public_rows_alone_choose_the_noise(
     source: Source, tmp_path: Path
 ) -> None:
-    experiment = NeighbourExperiment(source, [SETUP], tmp_path, Console(quiet=True))
-    (found,) = experiment.run()
+    (found,) = experiment(source, tmp_path).results([1.0])
     assert found.mechanism["queries"] == found.answers == found.tested == 400
     assert 0.99 < found.epsilon_spent <= 1
     assert found.papers_epsilon is None, "the papers have no accounts"
@@ -52,8 +54,8 @@ def test_every_public_input_is_asked_once_and_public_rows_alone_choose_the_noise
         labels=random.permutation(source.private.labels),
     )
     changed = replace(source, private=others)
-    other = NeighbourExperiment(changed, [SETUP], tmp_path / "other", Console(quiet=True))
-    assert other._specification(SETUP, other._manifest(0)) == found.mechanism, "it is public"
+    planned = experiment(changed, tmp_path / "other").neighbours(1.0).mechanism
+    assert found.mechanism == {"name": "neighbours", **asdict(planned)}, "it is public"
 
 
 def test_how_many_are_near_follows_from_the_budget(source: Source) -> None:

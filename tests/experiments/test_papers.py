@@ -17,13 +17,15 @@ from support.wording import holds, refuses
 from terrine_experiments import near_zero, pate_2017, scalable_2018
 from terrine_experiments.costs import (
     MOMENTS,
+    Selective,
     enforced,
     lnmax_cost,
     sanitised_as_stated,
     selective_cost,
 )
 from terrine_experiments.page import CHAPTERS, Chapter, Item, verdict, write_page
-from terrine_experiments.papers import MNIST_ROW, PAPERS, ROUNDS, Selective
+from terrine_experiments.papers import PAPERS
+from terrine_experiments.scalable_2018 import MNIST_ROW, ROUNDS
 from terrine_experiments.sources import load
 from terrine_experiments.study import Study
 from terrine_models.data.arrays import DataError

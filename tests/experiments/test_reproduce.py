@@ -13,17 +13,15 @@ from rich.console import Console
 
 from support.processes import Terrine
 from support.wording import holds, refuses
-from terrine_experiments.interval import half_width
-from terrine_experiments.owner import trained
 from terrine_experiments.papers import PAPERS
-from terrine_experiments.results import FILE, ExperimentResult, keep, table
-from terrine_experiments.setup import parts, pool_size, public_part
+from terrine_experiments.reproduce import Experiment
+from terrine_experiments.results import FILE, ExperimentResult, half_width, keep, table
 from terrine_experiments.sources import FILES, check, load
+from terrine_experiments.study import Study, parts, pool_size, public_part, trained
 from terrine_models.data.arrays import DataError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.shards import partition_records
-from terrine_server.owner.operations import LocalOwner
 
 pytestmark = pytest.mark.nightly
 
@@ -74,17 +72,17 @@ def test_an_experiment_is_repeated_continued_and_compared(
     assert 29 < float(str(first["epsilon_spent"])) <= 30
     assert (out / "mnist-folds.png").read_bytes().startswith(b"\x89PNG")
 
-    home = next(out.glob("mnist-folds-noisy-votes-*"))
-    first_run, second_run = (home / f"run-{number}" for number in (0, 1))
-    for run in (first_run, second_run):
-        ledger = LocalOwner.of(run / "terrine-data").prepare()
-        assert ledger.project("study").account.queries == TEST
-    lost = second_run / "student-3" / "measured.json"
+    found = out / "found"
+    kept = {file: file.read_bytes() for file in found.glob("*-asked-*")}
+    asked = [file for file in kept if "student" not in file.name]
+    assert len(asked) == 2, "each run draws its own noise"
+    for file in asked:
+        assert len(json.loads(kept[file])["found"]["answered"]) == TEST
+    (lost,) = found.glob("*-asked-1-student-3.json")
     lost.unlink()
     again = experiments("reproduce", "mnist", idx, *options).fine
     assert again.count("Training kernel") == 1
-    assert lost.exists()
-    assert ledger.project("study").account.queries == TEST
+    assert {file: file.read_bytes() for file in found.glob("*-asked-*")} == kept
     (second,) = results(out)
     assert second["accuracies"] == accuracies
 
@@ -112,6 +110,20 @@ def test_every_run_deals_the_records_anew_and_trains_its_own_teachers(
     assert trained(source, public, directories[1], 1, console) == made[1]
     with refuses(DataError, "settings"):
         trained(source, public, directories[1], 0, console)
+
+
+def test_equal_inputs_have_one_answer_which_is_paid_for_once(idx: Path, tmp_path: Path) -> None:
+    source = replace(load("mnist", idx), teachers=20, config=Heads(augmentations=0))
+    test, bought = source.test, []
+    twice = replace(test, inputs=np.tile(test.inputs, (2, 1, 1)), labels=np.tile(test.labels, 2))
+    for asked in (test, twice):
+        own = replace(source, test=asked)
+        study = Study(tmp_path, tmp_path / str(len(asked)), Console(quiet=True), {"mnist": own})
+        bought.append(Experiment(study, own, "folds", "noisy_votes", 1e-5, 1).buy(60.0, 0))
+    first, again = np.split(bought[1].answers.shares, 2)
+    assert np.array_equal(first, again)
+    assert len(np.unique(first, axis=0)) == TEST
+    assert bought[1].epsilon_spent < bought[0].epsilon_spent, "half of what was planned for"
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 20])
@@ -193,8 +205,8 @@ def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
         title="MNIST",
         protocol="folds",
         mechanism={"name": "noisy_votes", "sigma": 100.0},
+        kind="heads",
         teachers=1000,
-        private_records=60_000,
         public_inputs=10_000,
         tested=10_000,
         epsilon=epsilon,
@@ -203,7 +215,6 @@ def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
         rule="Gaussian DP",
         papers_epsilon=None,
         answers=10_000,
-        partitions=list(range(len(accuracies))),
         accuracies=accuracies,
         plain=[0.9 * each for each in accuracies],
         chosen={"kernel": 15},
@@ -211,10 +222,8 @@ def example(epsilon: float, accuracies: list[float]) -> ExperimentResult:
         true_labels_chosen={"kernel": 5},
         plurality=[0.98] * len(accuracies),
         majority=0.1135,
-        training={},
         heads={},
         warnings=[],
-        seconds=1.0,
     )
 
 

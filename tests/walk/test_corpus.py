@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from commands import Predicted
+from commands import Predicted, Scores
 from datasets import Pictures, PictureSource, TableSource
 from walk import (
     BOOSTING,
     RIDGE,
     Declined,
     Lead,
-    Scores,
     Walk,
     bars,
     is_above_chance,
@@ -39,7 +38,6 @@ WALK = Walk(
     majority=FAIR,
     plain={RIDGE: Scores(0.7, 0.6), BOOSTING: Scores(0.8, 0.7)},
     leads={RIDGE: Lead(-0.1, 0.01, -0.15), BOOSTING: Lead(0.0, 0.01, -0.05)},
-    boosted=None,
     logistic=FAIR,
     public=FAIR,
     seconds_until_open=1.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,8 @@ def split_families(
         group = groups[number]
         wanted = len(first) + len(group) / 2 <= share * len(families)
         (first if wanted else second).extend(group)
-    return sorted(first, key=_name), sorted(second, key=_name)
+    name = attrgetter("name")
+    return sorted(first, key=name), sorted(second, key=name)
 
 
 def designs(families: Sequence[Family]) -> list[list[Family]]:
@@ -170,10 +172,6 @@ def designs(families: Sequence[Family]) -> list[list[Family]]:
         [each for each, own in zip(families, group, strict=True) if own == number]
         for number in range(count)
     ]
-
-
-def _name(family: Family) -> str:
-    return family.name
 
 
 def _design(family: Family) -> Floats:
