@@ -35,7 +35,7 @@ from terrine_server.planning.first_project import Setting, max_detection_rate, m
 from terrine_server.privacy.noise import NoiseTable
 
 LEVEL = 1e-3
-COUNT = 20
+COUNT = 48
 
 
 @cache
