@@ -8,8 +8,6 @@ import pty
 import re
 import signal
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
@@ -18,7 +16,7 @@ import httpx
 import pytest
 
 from support.databases import Postgres
-from support.processes import PATIENCE_SECONDS, until
+from support.processes import PATIENCE_SECONDS, command, start, until
 from support.servers import Machine, question, serving_process
 from support.wording import holds
 from terrine_server.cli import serve
@@ -78,20 +76,14 @@ class Terminal:
     """`terrine serve` at a terminal, and what it has written there."""
 
     def __init__(self, machine: Machine, **variables: str) -> None:
-        self._own, other = pty.openpty()
-        database = {"TERRINE_DATABASE_URL": machine.database_url}
-        home = {"TERRINE_DATA_DIR": str(machine.data), "COLUMNS": "60"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "terrine_server", "serve", "--port", "0"],
-            env=os.environ | database | home | variables,
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            start_new_session=True,
-        )
-        os.close(other)
+        self._own, self._other = pty.openpty()
         os.set_blocking(self._own, False)
         self._written = b""
+        database = {"TERRINE_DATABASE_URL": machine.database_url}
+        home = {"TERRINE_DATA_DIR": str(machine.data), "COLUMNS": "60"}
+        environment = {**os.environ, **database, **home, **variables}
+        name = os.ttyname(self._other)
+        self.process = start(command, ["serve", "--port", "0"], environment, name)
 
     def text(self) -> str:
         with suppress(BlockingIOError, OSError):  # nothing more now, or never
@@ -99,13 +91,12 @@ class Terminal:
                 self._written += part
         return self._written.decode()
 
-    def end(self) -> int:
-        try:
-            return self.process.wait(PATIENCE_SECONDS)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            os.close(self._own)
+    def end(self) -> int | None:
+        """Wait for its end, and return its exit code."""
+        self.process.join(PATIENCE_SECONDS)
+        os.close(self._own)
+        os.close(self._other)
+        return self.process.exitcode
 
 
 def test_at_a_terminal_a_server_says_in_words_where_it_is_and_how_it_stops(
@@ -116,8 +107,9 @@ def test_at_a_terminal_a_server_says_in_words_where_it_is_and_how_it_stops(
     url = re.findall(r"http://\S+", terminal.text())[0]
     assert httpx.get(f"{url}/budget", timeout=PATIENCE_SECONDS).status_code == 401
     until(terminal.text, lambda text: "unauthorized" in text)
+    assert terminal.process.pid is not None
     os.kill(terminal.process.pid, signal.SIGINT)
-    until(terminal.process.poll, lambda code: code is not None)
+    until(terminal.process.is_alive, lambda alive: not alive)
     lines = terminal.text().splitlines()
     assert terminal.end() == 130
     holds(lines, "Pages", f"{url}/admin")
@@ -132,7 +124,7 @@ def test_at_a_terminal_the_log_is_json_only_if_that_is_chosen(
     served_machine: Machine, chosen: str
 ) -> None:
     terminal = Terminal(served_machine, TERRINE_LOG_FORMAT=chosen, TERRINE_HOST="192.0.2.1")
-    until(terminal.process.poll, lambda code: code is not None)
+    until(terminal.process.is_alive, lambda alive: not alive)
     last = terminal.text().splitlines()[-1]
     assert terminal.end() == 1
     assert last.startswith("{") == (chosen == "json")

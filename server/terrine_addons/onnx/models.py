@@ -66,7 +66,7 @@ class OnnxModel:
     def __init__(self, data: bytes, output: str | None = None) -> None:
         """Raises ModelError. `output` names the output; without it there must be only one.
 
-        `data` must have passed `onnx_check.py`: a native parser reads it.
+        `data` must have passed the check (`findings`): a native parser reads it.
         """
         self.session = _session(data)
         inputs = self.session.get_inputs()
@@ -103,7 +103,7 @@ class OnnxModel:
 class OnnxTeachers:
     """n models that each choose one of m classes. They compute in this very process.
 
-    Where they are imported, that is the process of `onnx_voting.py` and no other.
+    Where they are imported, that is the process of `voting.py` and no other.
     """
 
     def __init__(
@@ -517,7 +517,7 @@ LOADING_BYTES = 4 * 2**30
 """Bytes of address space that loading may take, beside eight times the files."""
 VOTING_BYTES = 2**30
 """Bytes of address space that one model may take on one block of inputs, beside its weights. The
-check asks it one; sizes do not depend on values (`onnx_operators.py`), so others take as much."""
+check asks it one; sizes do not depend on values (`check_operators`), so others take as much."""
 OOM_SCORE = "500"
 """Added to what makes the kernel end a process when memory runs out: this one, not the server."""
 MEMORY_FILE = Path("/proc/self/statm")

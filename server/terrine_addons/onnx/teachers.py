@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -32,27 +30,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from terrine_addons.onnx.models import (
-    LOADING_BYTES,
     VOTING_BYTES,
     CheckRequest,
     FileFinding,
     GuardedProcess,
     Ints,
     ModelError,
-    OnnxModel,
-    OnnxTeachers,
     block_of,
     checked,
-    confine,
-    limit_memory,
     name_exit,
-    parent,
     read,
-    receive,
     refuse,
     require_onnx,
-    send,
 )
+from terrine_addons.onnx.voting import OUT_OF_MEMORY_EXIT_CODE, VotingJob
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.storage.manifests import Partition, StoreError, read_verified, sha256, versions
@@ -69,62 +60,7 @@ from terrine_models.teachers.manifests import (
 )
 from terrine_models.teachers.shards import check_new
 from terrine_protocol.files import new_directory
-from terrine_protocol.tables import Record, Sha256, TableSchema
-
-OUT_OF_MEMORY_EXIT_CODE = 3
-"""The exit code after a model wanted more memory."""
-
-
-class VotingJob(Record):
-    """What the models are asked to do; their files follow."""
-
-    files: int
-    size: int
-    """Bytes of all files."""
-    output: str | None
-    classes: tuple[str, ...]
-    by_index: bool
-    """As in `CheckRequest`."""
-    spec: InputSpec
-    threads: int
-
-
-def main() -> None:
-    """Load the models that arrive on the descriptor given as the first argument; let them vote."""
-    server = parent()
-    with suppress(OSError, EOFError):
-        order = VotingJob.model_validate_json(receive(server))
-        try:
-            teachers = _load_in_guard(order, server)
-        except (ModelError, MemoryError) as error:
-            send(
-                server, (str(error) or f"it needs more than {LOADING_BYTES // 2**30} GiB").encode()
-            )
-            return
-        limit_memory(VOTING_BYTES * order.threads)
-        send(server, b"")
-        while True:
-            x = np.frombuffer(receive(server), order.spec.dtype).reshape(-1, *order.spec.shape)
-            try:
-                choices = teachers.choices(x)
-            except MemoryError:
-                os._exit(OUT_OF_MEMORY_EXIT_CODE)
-            send(server, choices.astype("<i4").tobytes())
-
-
-def _load_in_guard(order: VotingJob, server: socket.socket) -> OnnxTeachers:
-    confine()
-    limit_memory(LOADING_BYTES + 8 * order.size)
-    models = []
-    for _ in range(order.files):
-        models.append(OnnxModel(receive(server), order.output))
-        send(server, b"")
-    return OnnxTeachers(models, order.classes, order.threads, order.by_index)
-
-
-if __name__ == "__main__":
-    main()
-
+from terrine_protocol.tables import Sha256, TableSchema
 
 LOADING_SECONDS = 600.0
 """How long a process may take to start, and to load one model."""
@@ -197,7 +133,7 @@ class GuardedTeachers:
             require_onnx()
         except ModelError as error:
             raise StoreError(f"{self._directory} cannot be used: {error}.") from None
-        process = GuardedProcess("terrine_addons.onnx.teachers")
+        process = GuardedProcess("terrine_addons.onnx.voting")
         where = self._directory
         try:
             process.tell(self._order.model_dump_json().encode(), LOADING_SECONDS)

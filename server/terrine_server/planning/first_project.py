@@ -59,11 +59,18 @@ def sigma_for_rows(rows: int, teachers: int, classes: int, epsilon: float, delta
             return False  # not for a single query
         return terms.affordable(Account()) >= rows
 
-    return _least_sigma(pays, f"{rows:,} rows", epsilon)
+    about = math.sqrt(2 * rows / gdp_budget(epsilon, delta))
+    return _least_sigma(pays, f"{rows:,} rows", epsilon, about)
 
 
-def _least_sigma(pays: Callable[[float], bool], asked: str, epsilon: float) -> float:
-    place = bisect_left(SIGMAS, True, key=pays)
+def _least_sigma(
+    pays: Callable[[float], bool], asked: str, epsilon: float, about: float = 0.0
+) -> float:
+    place = bisect_left(SIGMAS, about)
+    enough = place == len(SIGMAS) or pays(SIGMAS[place])
+    # If `about` is right, two tables of noise are computed, and otherwise a dozen.
+    if not enough or (place > 0 and pays(SIGMAS[place - 1])):
+        place = bisect_left(SIGMAS, True, key=pays)
     if place == len(SIGMAS):
         raise ParameterError(
             f"{asked} need more noise than can be drawn, σ = {MAX_SIGMA:,.0f}, for "

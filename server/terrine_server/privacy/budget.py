@@ -17,7 +17,6 @@ from typing import Any, Literal, assert_never
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from terrine_server.privacy.curves import (
     additive_delta,
@@ -235,6 +234,8 @@ def best_order_of_allowance(epsilon: float, delta: float) -> float:
 
     The whole project costs α·A/σ² at every order α at once, so any may be chosen beforehand.
     """
+    from scipy.optimize import minimize_scalar  # late: most commands compute no budget
+
     found = minimize_scalar(
         lambda log: -float(rdp_budget(1 + math.exp(log), epsilon, delta)) / (1 + math.exp(log)),
         bounds=(math.log(1e-3), math.log(1e3 * (1 - math.log(delta)) / min(epsilon, 1.0))),

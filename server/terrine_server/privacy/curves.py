@@ -8,7 +8,6 @@ from typing import assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtri, ndtri_exp
 
 from terrine_server.privacy.events import (
@@ -185,6 +184,8 @@ def epsilon_from_rdp(divergences: ArrayLike, orders: ArrayLike, delta: float) ->
 
 def gdp_budget(epsilon: float, delta: float) -> float:
     """Return the largest μ² that implies (ε, δ)-DP, rounded down (Dong, Roth & Su 2022, Cor. 1)."""
+    from scipy.optimize import brentq  # late: most commands compute no budget
+
     epsilon, target = check_epsilon(epsilon), math.log(check_delta("delta", delta))
 
     # δ ≤ exp(−u²/2), so u ≤ t at the root, which bounds μ from below.
@@ -199,6 +200,8 @@ def gdp_budget(epsilon: float, delta: float) -> float:
 @lru_cache(maxsize=1024)  # all receipts of a group, and all views of a budget, need the same value
 def epsilon_from_gdp(mu_squared: float, delta: float) -> float:
     """Return ε of a μ-GDP interaction at `delta`, rounded up; 0 if nothing was spent."""
+    from scipy.optimize import brentq  # late, as above
+
     if mu_squared <= 0:
         return 0.0
     mu, target = math.sqrt(mu_squared), math.log(check_delta("delta", delta))

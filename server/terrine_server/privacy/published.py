@@ -27,7 +27,6 @@ import mpmath
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import maximum_filter1d
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from terrine_server.privacy.curves import rdp
@@ -260,6 +259,8 @@ def noisy_max_order(sigma: float) -> float:
 
     The root > 1 of (2μ − 1)/σ² = ln((μ + 1)/(μ − 1)), rounded up.
     """
+    from scipy.optimize import brentq  # late: most commands compute no such cost
+
     excess = brentq(
         lambda x: (2 * x + 1) / sigma**2 - math.log1p(2 / x), 1e-300, sigma + 1, xtol=1e-300
     )

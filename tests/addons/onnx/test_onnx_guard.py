@@ -122,12 +122,13 @@ def test_a_process_that_hangs_is_ended_and_the_next_vote_has_another(tmp_path: P
 
 def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> None:
     teachers = guarded(tmp_path, mlp(0))
+    assert "torch" not in Path(f"/proc/{pid_of(teachers)}/maps").read_text(), "it takes 200 MB"
     limits = Path(f"/proc/{pid_of(teachers)}/limits").read_text()
     assert re.search(r"^Max file size +0 ", limits, re.MULTILINE)
     program = (
         "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
         "from terrine_addons.onnx.models import GuardedProcess\n"
-        "process = GuardedProcess('terrine_addons.onnx.teachers')\n"
+        "process = GuardedProcess('terrine_addons.onnx.voting')\n"
         "process.tell(sys.argv[1].encode(), 60)\n"
         "process.ask(Path(sys.argv[2]).read_bytes(), 60); process.hear(60)\n"
         "print(process.pid, flush=True); time.sleep(600)"
