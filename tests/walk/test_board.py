@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -123,10 +122,12 @@ def test_a_peer_that_fails_is_said_and_the_others_go_on(
     assert capsys.readouterr().out == "", "what is known is not run again"
 
 
-@pytest.mark.slow
-def test_without_data_the_board_says_that_it_skips() -> None:
-    done = subprocess.run([sys.executable, board.__file__], check=True, capture_output=True)
-    holds(done.stdout.decode(), "Skipped")
+def test_without_data_the_board_says_that_it_skips(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["board.py"])
+    board.main()
+    holds(capsys.readouterr().out, "Skipped")
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,25 @@ from terrine_server.privacy import Account
 EPSILON = 3
 DIGITS = ("quickstart", "digits.npz", "--public", "pool.npz", "--classes", "10", "--epsilon", "3")
 TABLE = ("quickstart", "visits.csv", "--public", "survey.csv", "--label", "ill", "--epsilon", "3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulate_once() -> Iterator[None]:
+    """Simulate the students of a forecast once: many runs here ask for the same ones.
+
+    What is simulated is a function of its arguments (`tests/walk/test_dry_run.py`).
+    """
+    simulate, known = forecast._simulate, dict[bytes, Any]()
+
+    def remember(*given: Any) -> Any:
+        key = sha256(pickle.dumps(given)).digest()
+        if key not in known:
+            known[key] = simulate(*given)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "_simulate", remember)
+        yield
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import qr
 
 from terrine_models.addons import load_added
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
@@ -1025,6 +1026,12 @@ def _weights(view: View, base: Floats, inputs: InputSpec) -> Floats | None:
     return weights
 
 
+ITERATIONS = 6
+"""Of a subspace, towards principal components."""
+FEATURES_PER_ROW_OF_FEW = 4
+"""Features for each row from which rows are so few that their products are iterated."""
+
+
 def _principal_components(
     base: Floats, width: int, weights: Floats | None = None
 ) -> dict[str, Floats]:
@@ -1040,8 +1047,17 @@ def _principal_components(
     # Subspace iteration (Halko, Martinsson and Tropp, SIAM Review 2011): exact to far below what
     # matters to a teacher, and many times faster than a full decomposition.
     subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
-    for _ in range(6):
-        subspace, _ = np.linalg.qr(centred.T @ (centred @ subspace))
+    if FEATURES_PER_ROW_OF_FEW * len(base) <= base.shape[1]:
+        # Products of rows are fewer than features. They have squares of what they are made of, so
+        # in double precision.
+        products, rows = centred.astype(np.float64), centred @ subspace
+        products = products @ products.T
+        for _ in range(ITERATIONS - 1):
+            rows = _orthonormal(products @ rows)
+        subspace = _orthonormal(centred.T @ rows.astype(np.float32))
+    else:
+        for _ in range(ITERATIONS):
+            subspace = _orthonormal(centred.T @ (centred @ subspace))
     _, deviations, directions = np.linalg.svd(centred @ subspace, full_matrices=False)
     variances = deviations[:keep] ** 2 / np.float32(len(base))
     basis = subspace @ directions[:keep].T
@@ -1063,15 +1079,23 @@ def _blocks(rows: NDArray[Any]) -> list[NDArray[Any]]:
 def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
     base = base_of(inputs)
     size = _base_size(base, inputs)
-    basis = _random_directions(size, min(width, size), seed)
+    basis = _random_directions(size, min(width, size), seed).copy()
     spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=seed)
     if base == "coloured_gradients":
         basis[-colours_width(inputs.shape[2]) :] *= COLOUR_WEIGHT
     return FeatureMap(spec, inputs, {"mean": np.zeros(size, np.float32), "basis": basis})
 
 
+def _orthonormal(columns: NDArray[Any]) -> NDArray[Any]:
+    """Return an orthonormal basis of what columns span, in their precision. NumPy's is double."""
+    basis: NDArray[Any] = qr(columns, mode="economic", check_finite=False)[0]
+    return basis
+
+
+@lru_cache(maxsize=8)
 def _random_directions(size: int, count: int, seed: int) -> Floats:
     """An orthonormal basis [size, count] of a uniformly random subspace."""
     random = np.random.Generator(np.random.Philox(seed))
     basis: Floats = np.linalg.qr(random.standard_normal((size, count), dtype=np.float32))[0]
+    basis.flags.writeable = False
     return basis

@@ -370,8 +370,11 @@ def choose_score_variance(
     for half in (0, 1):
         own = (folds >= 0) & (folds % 2 == half)
         rest, expected = answers.only(~own), votes[own[answers.known]]
+        shares, of_rest = rest.shares[rest.known], weigh_surroundings(features, rest, near)
         for place, spread in enumerate(spreads):
-            weights, biases = fit_near(features, rest, near, spread)
+            weights, biases = fit_softmax(
+                features, shares, rest.noise, votes=of_rest, spread=spread
+            )
             fitted = expected @ softmax(features @ weights + biases)
             errors[place] += ((fitted - answers.shares[own]) ** 2).sum()
     return spreads[int(errors.argmin())]

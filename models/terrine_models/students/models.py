@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -62,6 +61,7 @@ from terrine_models.storage.manifests import (
     FeatureSpec,
     StoreError,
     load_arrays,
+    package_version,
     save_tensors,
 )
 from terrine_models.students.answers import (
@@ -352,7 +352,9 @@ def describe_student(
         encoding=encoding,
         classes=classes,
         training=training,
-        versions={name: version(name) for name in ("numpy", "safetensors", "scipy", "terrine")},
+        versions={
+            name: package_version(name) for name in ("numpy", "safetensors", "scipy", "terrine")
+        },
         weights_sha256="0" * 64,
     )
 

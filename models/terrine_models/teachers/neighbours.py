@@ -16,8 +16,10 @@ their products exactly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -388,18 +390,24 @@ def _prepare_points(points: Points) -> torch.Tensor:
 
 
 def coordinates(
-    features: FeatureMap, x: NDArray[np.generic], together: int = BATCH_INPUTS
+    features: FeatureMap,
+    x: NDArray[np.generic],
+    together: int = BATCH_INPUTS,
+    starts: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
     """Coordinates [B, d] of inputs [B, *shape], `together` at a time, by a backbone one at a time.
 
-    So no row's depend on another row (docs/privacy/neighbours.md).
+    So no row's depend on another row (docs/privacy/neighbours.md). `starts`: where blocks of up to
+    so many begin, if they are not all full.
     """
+    starts = range(0, len(x), together) if starts is None else starts
     features, components = features.to("cpu"), features.spec.components
     between = features.tensors.get("between")
     found = np.empty((len(x), features.spec.width), np.float32)
 
-    def locate(start: int) -> None:
-        rows = x[start : start + together]
+    def locate(block: tuple[int, int]) -> None:
+        start, end = block
+        rows = x[start:end]
         with torch.inference_mode():
             known = features.of_block(torch.tensor(rows), together)
             if between is not None:
@@ -409,7 +417,7 @@ def coordinates(
                 known = torch.cat([known[:, :components], along], 1)
         found[start : start + len(rows)] = known[: len(rows)].numpy()
 
-    side_by_side(locate, range(0, len(x), together))
+    side_by_side(locate, pairwise([*starts, len(x)]))
     return found
 
 
@@ -547,11 +555,13 @@ def place_records(
     if data.groups is None:
         found = coordinates(features, inputs)  # a record's place in a block is its number
     else:
-        starts = np.flatnonzero(np.diff(units, prepend=-1))
-        parts = [
-            coordinates(features, own, PERSON_BATCH_RECORDS) for own in np.split(inputs, starts[1:])
+        firsts = np.flatnonzero(np.diff(units, prepend=-1)).tolist()
+        starts = [
+            start
+            for own in pairwise([*firsts, len(units)])
+            for start in range(*own, PERSON_BATCH_RECORDS)
         ]
-        found = np.concatenate(parts)
+        found = coordinates(features, inputs, PERSON_BATCH_RECORDS, starts)
     placed = np.isfinite(found).all(1)
     return {
         "points": quantize(found[placed], scale),

@@ -109,7 +109,7 @@ def additive_delta(event: CostEvent) -> float:
             assert_never(event)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def shift_mu(sigma: float) -> float:
     """Return μ such that N_Z(0, sigma²) shifted by 1 is μ-GDP; a shift of s is then sμ-GDP.
 
