@@ -82,13 +82,10 @@ def compare(
     if labels:
         known = Answers.of_labels(known.labels, classes)
     task = Task(inputs, private.spec, private.classes, seed=seed)
-    viewed = task.with_best_view(known)
+    suited = [name for name, method in METHODS.items() if method.suits(task)]
     students = {
-        name: method(Training()).fit(viewed, known)
-        for name, method in METHODS.items()
-        if method.suits(task)
+        method: choose(task, known, Training(method=method)).student for method in (*suited, "auto")
     }
-    students["auto"] = choose(task, known).student
     return {
         name: student.accuracy(tested.inputs, tested.labels) for name, student in students.items()
     }
