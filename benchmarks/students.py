@@ -5,8 +5,8 @@
                                   [--epsilon 1] [--seeds 1] [--labels]
 
 `datasets.py` says what can be named; by default, all pictures that are installed. Teachers are
-trained on the private pictures, and answer for the first of the public ones with noisy counts, or
-with --labels with the class that has the most of them. A student by each method that suits learns
+trained on the private pictures, and answer for some of the public ones with noisy counts, or with
+--labels with the class that has the most of them. A student by each method that suits learns
 from the same answers, and `auto` chooses by these alone. All are measured on the tested pictures.
 """
 
@@ -72,7 +72,8 @@ def compare(
         dealt = source.deal(np.random.default_rng(seed)).write("private", Path(place))
         private, pool, tested = dealt.read()
     private, tested = first_rows(private, MOST_PRIVATE), first_rows(tested, MOST_TESTED)
-    public, inputs = PublicData.declare("pool", pool.inputs), pool.inputs[:answers]
+    public = PublicData.declare("pool", pool.inputs)
+    inputs = pool.inputs[np.random.default_rng(seed).permutation(len(pool))[:answers]]
     classes = len(private.classes)
     setting = Setting.of(
         units=unit_count(private), rows=len(inputs), classes=classes, epsilon=epsilon
