@@ -12,7 +12,7 @@ ADDON = Addon(
     ensembles="terrine_addons.federation.federations:Federations",
     voters={
         "remote": "terrine_addons.federation.voters:remote_voters",
-        "shared": "terrine_addons.federation.voters:shared_voters",
+        "shared": "terrine_addons.federation.voters:make_shared_voters",
     },
     probes={
         "remote": "terrine_addons.federation.voters:reach",

@@ -236,7 +236,7 @@ def _continues_signed(ledger: Ledger) -> bool:
 def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     policy = load_policy(path) or own_policy(Settings())
     if policy is None:
-        fail("No key of a log is here, and no policy that names one. Give --policy.")
+        fail("No key of a log is here, and no policy that names one: give --policy.")
     earlier = {
         str(each): read(each, MAX_NOTE_BYTES).decode(errors="replace") for each in checkpoints
     }
