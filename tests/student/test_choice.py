@@ -16,7 +16,7 @@ from support.tables import ADULT
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students import selection
-from terrine_models.students.answers import Answers
+from terrine_models.students.answers import Answers, Estimate
 from terrine_models.students.models import (
     METHODS,
     Ridge,
@@ -173,6 +173,14 @@ def test_a_student_is_not_punished_for_being_better_than_the_voters(
     by_method = {each.method: each.figures.accuracy.value for each in made.choice.judged}
     assert by_method["better"] < by_method["ridge"], "it agrees with fewer votes"
     assert made.choice.chosen == expected
+
+
+@pytest.mark.parametrize(("lead", "chosen"), [(-0.01, "kernel"), (-0.03, "ridge")])
+def test_the_plain_student_is_returned_where_it_is_ahead_by_one_standard_error(
+    lead: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_lead_where_clear", lambda *_: Estimate(lead, 0.02))
+    assert choose_digits(some_digits(40)).choice.chosen == chosen
 
 
 def test_a_method_is_added_in_one_place_and_judged_without_more() -> None:

@@ -61,18 +61,6 @@ def test_it_is_better_than_the_labels_it_learned_from(
     assert again.model.training["method"] == "kernel"
 
 
-@pytest.mark.parametrize("known", [0.35, 0.6])
-def test_labels_that_are_mostly_noise_teach_it_by_what_the_regression_says(
-    task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], known: float
-) -> None:
-    x, truth = digits
-    random = np.random.default_rng(2)
-    labels = np.where(random.random(POOL) < known, truth[:POOL], random.integers(0, 10, POOL))
-    plain = Ridge(Training()).fit(task, Answers.of_labels(labels, 10))
-    made = kernel(task, labels)
-    assert made.accuracy(x[POOL:], truth[POOL:]) > plain.accuracy(x[POOL:], truth[POOL:])
-
-
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_it_is_ridge_regression_on_all_copies_of_the_labelled_rows(
     task: Task, digits: tuple[NDArray[np.uint8], NDArray[np.int64]], share: float
