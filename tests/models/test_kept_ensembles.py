@@ -15,7 +15,7 @@ from support.data import ANSWERS, KEPT, LOCAL, RECORDS_KEY, answers
 from support.wording import holds, refuses
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.editions import forget
-from terrine_models.teachers.kinds import load_manifest, verify_files
+from terrine_models.teachers.kinds import load_manifest, verify_ensemble
 from terrine_models.teachers.people import name_digests
 
 Document = dict[str, Any]
@@ -37,7 +37,7 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", LOCAL)
 def test_kept_teachers_vote_as_they_did(name: str) -> None:
     assert answers(KEPT / name) == json.loads(ANSWERS.read_text())[name]
-    assert verify_files(KEPT / name)
+    assert verify_ensemble(KEPT / name)
 
 
 def test_people_leave_a_kept_ensemble(tmp_path: Path) -> None:

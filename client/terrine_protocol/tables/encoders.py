@@ -124,7 +124,7 @@ class Transformer:
             ) from None
         try:
             long = _sentence(session, [most] * longest)
-        except Exception as error:  # likewise
+        except Exception as error:  # onnxruntime's errors have no class in common
             raise DataError(
                 f"{model.path} fails on a text of {longest} tokens: {_first_line(error)}. Let "
                 f"{tokenizer.path} truncate to as many as it takes (truncation.max_length)."

@@ -48,7 +48,7 @@ __all__ = [
     "load_manifest",
     "trainable",
     "verify",
-    "verify_files",
+    "verify_ensemble",
 ]
 
 
@@ -125,7 +125,7 @@ def ensemble_format(directory: Path) -> EnsembleFormat:
     return EnsembleFormat()
 
 
-def verify_files(directory: Path) -> str:
+def verify_ensemble(directory: Path) -> str:
     """Verify the files of an ensemble of any format; return its identity. Raises StoreError."""
     found = ensemble_format(directory)
     found.verify(directory)

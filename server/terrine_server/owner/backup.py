@@ -467,7 +467,7 @@ def _check_ensembles(root: Path, registered: list[copies.Registration]) -> list[
 
     Raises BackupError unless the files of all others are as registered, and StoreError.
     """
-    from terrine_models.teachers.kinds import verify_files
+    from terrine_models.teachers.kinds import verify_ensemble
 
     gone = []
     for each in registered:
@@ -478,7 +478,7 @@ def _check_ensembles(root: Path, registered: list[copies.Registration]) -> list[
                     f"There are no files of the ensemble {each.name}, which is in use."
                 )
             gone.append(each.name)
-        elif verify_files(directory) != each.manifest_sha256:
+        elif verify_ensemble(directory) != each.manifest_sha256:
             raise BackupError(
                 f"The files of the ensemble {each.name} are not those that were registered. "
                 "`terrine doctor` says more."
