@@ -136,7 +136,7 @@ def test_a_student_of_pictures_is_as_good_as_was_forecast(
     wording("The promise of quickstart", {" ".join(DIGITS): "\n".join(promise)})
     holds(promise[1], "95.3%")
     holds(said, 40, "similar")
-    assert re.search(r"stops voting when that is spent: [3-7]\d% of them", said), said
+    assert re.search(r"stops voting in it when that is exhausted: [3-7]\d% of them", said), said
     # 400 public rows are too few to test students of ten classes on.
     holds(said, "few", "trial")
     holds(said, "noise", "teachers")

@@ -70,7 +70,7 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
         "The ledger's caps; the odds in the section on attacks.",
     )
     worst = max((each.account.delta for each in facts.ensembles), default=0.0)
-    square = [each for each in facts.ensembles if each.account.delta > 1 / each.units**2]
+    square = [each for each in facts.ensembles if each.account.delta > 1 / each.most_units**2]
     yield AssessedBlock(
         block,
         "δ so large that a failure is likely",
@@ -80,8 +80,8 @@ def _parameters(facts: Facts) -> Iterator[AssessedBlock]:
         if square
         else RequirementState.MET,
         "; ".join(
-            f"{each.account.name}: δ = {each.account.delta:g}, {each.units:,} units, so 1/n² = "
-            f"{1 / each.units**2:.2g} and 1/n = {1 / each.units:.2g}"
+            f"{each.account.name}: δ = {each.account.delta:g}, {each.most_units:,} units, so 1/n² "
+            f"= {1 / each.most_units**2:.2g} and 1/n = {1 / each.most_units:.2g}"
             for each in facts.ensembles
         )
         + f". Advised is 1/n² and no more than {SUSPICIOUS_DELTA:g}; the service enforces 1/n.",

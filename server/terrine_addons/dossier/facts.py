@@ -188,12 +188,14 @@ class TrainingFacts:
 class DossierEnsemble:
     """An ensemble with its cap; `spent` of it, by all projects that there ever were.
 
+    `units`: how many there are, as last published. `most_units`: the most that were published.
     `wrong`: why its files are not those that were registered; None if they are, as far as they were
     read: all of them if the dossier verifies, else the manifest.
     """
 
     account: EnsembleAccount
     units: int
+    most_units: int
     registered_at: datetime
     spent: int
     odds: AttackerOdds
@@ -207,7 +209,6 @@ class Project:
 
     info: ProjectInfo
     budget: Budget
-    units: int
     genesis: str
     head: str
     outcomes: Mapping[Outcome, int]
@@ -357,7 +358,6 @@ def _project(ledger: Ledger, record: ProjectRecord, available: bool, verify: boo
     return Project(
         info=views.project(record, available),
         budget=budget,
-        units=record.ensemble.units,
         genesis=record.genesis,
         head=record.head,
         outcomes=history.outcomes,
@@ -397,7 +397,8 @@ def _ensemble(
         wrong = str(error)
     return DossierEnsemble(
         account=views.ensemble_account(record, wrong is None),
-        units=record.units,
+        units=record.published_units,
+        most_units=record.most_units,
         registered_at=record.registered_at,
         spent=spent,
         odds=AttackerOdds.at("the cap", record.population.epsilon, record.population.delta),
@@ -503,7 +504,7 @@ def entry(facts: Facts, project: Project) -> Entry:
             "privacy_loss": {
                 "privacy_unit": UNITS[ensemble.trained.unit] if ensemble.trained else "Unknown",
                 "privacy_unit_details": unit_details(ensemble),
-                "number_of_privacy_units": project.units,
+                "number_of_privacy_units": ensemble.units,
                 "privacy_parameters": {"epsilon": info.epsilon, "delta": info.delta},
                 "privacy_parameters_details": _parameters(project, ensemble),
             },
@@ -526,7 +527,8 @@ def entry(facts: Facts, project: Project) -> Entry:
                 ),
                 "data_source_type": "Static",
                 "data_source_type_details": "The records are those of the registration. If people "
-                "left or came since, the administrative log says when. Another ensemble of the "
+                "left or came since, the administrative log says when, and the number of units is "
+                "the one that was last published. Another ensemble of the "
                 "same people shares the cap.",
                 "access_type": "Interactive",
                 "access_type_details": "The budget belongs to the project, whose students share "
@@ -576,23 +578,26 @@ def flat(value: Any, above: str = "") -> Sequence[tuple[str, Any]]:
 
 def what_leaves(info: ProjectInfo, ensemble: DossierEnsemble) -> str:
     """Say what students get for an input, and who votes."""
-    count = f"{info.ensemble.teachers:,}"
-    teachers = f"{count} teachers, each trained on a disjoint part of the records"
+    units = f"{ensemble.units:,}"
+    teachers = (
+        f"{info.ensemble.teachers:,} teachers, each trained on a disjoint part of the records"
+    )
     match info.mechanism.name:
         case "neighbours":
             of = "people" if ensemble.trained and ensemble.trained.unit == "person" else "records"
             return (
                 "For each input that a student sends, noisy counts leave: one number for each "
                 "class, of the votes for it with random noise, and the class with the largest. The "
-                f"{count} {of} vote themselves, where they are near the input; "
-                "an account of each limits what its votes tell in all. No model is trained; the "
-                "service's directory holds a copy of every record, as coordinates with its label."
+                f"{units} {of} vote themselves, where they are near the input; "
+                "an account of each limits what its votes tell in this project; of all projects "
+                "together, the cap is the limit. No model is trained; the service's directory "
+                "holds a copy of every record, as coordinates with its label."
             )
         case "noisy_votes" if info.ensemble.kind == MARGINS:
             return (
                 "Histograms leave: of one row of each unit, how many are in which cell of each "
                 "column, with random noise on every number. Rows that students ask about are made "
-                f"of them. No model is trained; the service's directory holds the cells of {count} "
+                f"of them. No model is trained; the service's directory holds the cells of {units} "
                 "rows."
             )
         case "noisy_votes":
@@ -620,7 +625,7 @@ def unit_details(ensemble: DossierEnsemble) -> str:
         "teacher": f"all that one teacher was trained on (disjoint by: {trained.grouped_by})",
     }[trained.unit]
     changes = (
-        "The votes of this unit alone may change, within its account."
+        "The votes of this unit alone may change, within its account in each project."
         if ensemble.account.kind == "neighbours"
         else "One vote of each histogram may move from one cell to another."
         if ensemble.account.kind == MARGINS

@@ -190,7 +190,7 @@ def terms_form(ledger: Ledger, done: TermsForm) -> dict[str, Any]:
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
         "chosen": chosen,
         "suggested_epsilon": "" if chosen is None else _initial_epsilon(chosen),
-        "likely_delta": None if chosen is None else default_delta(chosen.units),
+        "likely_delta": None if chosen is None else default_delta(chosen.most_units),
         "mechanisms": {
             name: (each.__doc__ or "").partition("\n")[0]
             for name, each in MECHANISM_SPECS.items()
@@ -321,7 +321,7 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
     if isinstance(wanted, str):
         raise ParameterError("ε: give a number, such as 1.")
     setting = Setting.of(
-        units=ensemble.units,
+        units=ensemble.most_units,
         rows=rows,
         classes=classes,
         epsilon=float(wanted),

@@ -279,5 +279,5 @@ def explain_spending(mechanism: str) -> str:
         return ""
     return (
         ": what a person near every query so far has spent, at most. It grows fast at first, and "
-        "stops at ε: who has spent it votes no more"
+        "stops at ε: who has spent it votes no more in this project"
     )

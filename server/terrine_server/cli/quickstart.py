@@ -980,8 +980,9 @@ def _describe_option(first: FirstProject, unit: str) -> str:
     if first.neighbours is not None:
         return (
             f"neighbours: the {unit} most similar to the row that is asked about vote, some "
-            f"{first.neighbours.near:,} of them. {noise} Each has a budget of its own, and stops "
-            f"voting when that is spent: {first.neighbours.retired:.0%} of them by the end."
+            f"{first.neighbours.near:,} of them. {noise} Each has an account in this project, and "
+            f"stops voting in it when that is exhausted: {first.neighbours.retired:.0%} of them by "
+            "the end."
         )
     teachers = (
         f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "

@@ -102,9 +102,7 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     check_name("a project", name)
     row, ensemble = rows.lock_ensemble(tx, new.ensemble)
     check_reserved(tx, ensemble)
-    newest = ensemble.edition
-    units = ensemble.units if newest is None else max(ensemble.units, newest.units)
-    check_delta("The project's δ", terms.delta, units)
+    check_delta("The project's δ", terms.delta, ensemble.most_units)
     check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
     fields: dict[str, Any] = {
         "name": name,

@@ -103,6 +103,16 @@ class EnsembleRecord:
         return replace(self, path=path, manifest_sha256=newest.manifest_sha256)
 
     @property
+    def published_units(self) -> int:
+        """How many units there are, as it was last published: with the registration, or later."""
+        return self.units if self.edition is None else self.edition.units
+
+    @property
+    def most_units(self) -> int:
+        """The most units that were published, by which it is judged whether a δ is too large."""
+        return max(self.units, self.published_units)
+
+    @property
     def person_column(self) -> str | None:
         """The column that names whose a record is; None if nobody knows."""
         columns = self.facts.encoding.columns if self.facts.encoding else ()

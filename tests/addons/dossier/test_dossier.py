@@ -27,7 +27,18 @@ from support.browser import chromium
 from support.data import DigitsEnsemble, build_people
 from support.databases import SQLITE_BY_DAY
 from support.forgeries import rewrite, rows_of
-from support.ledgers import COUNTED, abstained, answered, counted, open_project, register, unguarded
+from support.ledgers import (
+    COUNTED,
+    PEOPLE,
+    abstained,
+    answered,
+    counted,
+    open_project,
+    open_study,
+    register,
+    register_people,
+    unguarded,
+)
 from support.processes import Terrine
 from support.servers import (
     CAP_DELTA,
@@ -494,8 +505,11 @@ def test_a_unit_is_what_the_manifest_says(world: World) -> None:
     [
         (
             {"name": "neighbours", "sigma": 30.0, "queries": 100},
-            ["noisy counts", "records vote themselves", "copy of every record", "account"],
-            ["teachers, each", "(PATE)", "one vote with it", "Teachers match"],
+            [
+                *("noisy counts", "records vote themselves", "copy of every record", "account"),
+                "in this project; of all projects together, the cap is the limit",
+            ],
+            ["tell in all", "teachers, each", "(PATE)", "one vote with it", "Teachers match"],
         ),
         (
             {"name": "noisy_votes", "sigma": 30.0},
@@ -532,12 +546,46 @@ def test_a_dossier_says_what_leaves_and_who_votes(
         assert each not in entry
 
 
+def test_the_number_of_people_is_the_one_that_was_last_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """δ is judged by the most people that were published, whether others came or left since."""
+    ledger = world.ledger
+    register_people(ledger)
+    open_study(ledger, name="asked")
+    registered = ledger.ensemble("people").units
+    for month, left, published, most in (
+        (1, 0, PEOPLE, registered),  # others come, which is not published yet
+        (2, 9, 90_000, 90_000),
+        (3, 50_000, 89_991, 89_991),
+        (4, 50_000, 40_000, registered),
+    ):
+        at = datetime(2031, month, 1, tzinfo=UTC)
+        monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda at=at: at)
+        number = ledger.editions("people")[-1].number + 1
+        ledger.make_edition("people", number, "22" * 32, 90_000, range(left))
+        facts = world.facts(project="asked", verify=False)
+        (ensemble,), (project,) = facts.ensembles, facts.projects
+        deployment = registry.entry(facts, project)["deployment"]
+        assert deployment["privacy_loss"]["number_of_privacy_units"] == published
+        unprotected = deployment["dp_variant"]["unprotected_quantities"]
+        assert f"number of units ({published:,})" in unprotected
+        assert f"The {published:,} " in what_leaves(project.info, ensemble)
+        for factor, state in ((0.9, "met"), (1.1, "partly met")):
+            account = ensemble.account.model_copy(update={"delta": factor / most**2})
+            changed = replace(facts, ensembles=(replace(ensemble, account=account),))
+            judged = {each.hazard: each for each in assessment.assess(changed)}
+            delta = judged["δ so large that a failure is likely"]
+            assert delta.state.value == state
+            assert f"{most:,} units" in delta.by
+
+
 def test_of_margins_a_dossier_says_that_histograms_leave() -> None:
     info: Any = SimpleNamespace(
         mechanism=SimpleNamespace(name="noisy_votes"),
         ensemble=SimpleNamespace(kind="margins", teachers=500),
     )
-    said = what_leaves(info, cast("Any", None))
+    said = what_leaves(info, cast("Any", SimpleNamespace(units=500)))
     holds(said, "Histograms", "leave")
     assert "500" in said
     assert "teachers" not in said
