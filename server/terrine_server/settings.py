@@ -6,7 +6,9 @@ container inspection.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
@@ -14,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from terrine_protocol.base import VISIBLE_LINE
 from terrine_protocol.files import read
@@ -23,6 +25,8 @@ from terrine_server.serving import Limits
 
 MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ABOVE_GROUPS = re.compile(r"(c|dc|o|ou)\s*=[^,]*", re.IGNORECASE)
+"""A part of a distinguished name (RFC 4514) that names no group, but what many groups are in."""
 
 
 @lru_cache(maxsize=1024)
@@ -269,11 +273,21 @@ class Settings(Variables):
         ),
     ] = "groups"
     oidc_admins: Annotated[
-        str, Field(description="Values of the claim (comma-separated) that make an admin.")
-    ] = ""
+        tuple[str, ...],
+        NoDecode,
+        Field(
+            description="Values of the claim that make an admin: a JSON list, such as "
+            '`["owners","CN=board,OU=groups,DC=hospital"]`, or one value without a comma.'
+        ),
+    ] = ()
     oidc_auditors: Annotated[
-        str, Field(description="Values of the claim (comma-separated) that make an auditor.")
-    ] = ""
+        tuple[str, ...],
+        NoDecode,
+        Field(
+            description="Values of the claim that make an auditor: a JSON list, such as "
+            '`["auditors","data-protection"]`, or one value without a comma.'
+        ),
+    ] = ()
     oidc_plain_http: Annotated[
         bool,
         Field(description="Allow `http` to an issuer on this machine's loopback. For tests."),
@@ -289,6 +303,37 @@ class Settings(Variables):
         ),
     ] = "auto"
 
+    @field_validator("oidc_admins", "oidc_auditors", mode="before")
+    @classmethod
+    def _read_claim_values(cls, given: Any, info: ValidationInfo) -> Any:
+        """Read a JSON list, or one value. A comma may be part of one, so it divides nothing."""
+        name = f"TERRINE_{(info.field_name or '').upper()}"
+        text = given.strip() if isinstance(given, str) else json.dumps(given)
+        values: Any = [text]
+        if text.startswith(("[", '"')):
+            try:
+                values = json.loads(text)
+            except (ValueError, RecursionError):
+                values = None
+        elif "," in text:
+            raise ValueError(
+                f"{name} has a comma, and could be one value or several. Write a JSON list: "
+                f"{json.dumps([text])}, or {json.dumps([part.strip() for part in text.split(',')])}"
+            )
+        if not isinstance(values, list) or not all(
+            isinstance(value, str) and value and value == value.strip() for value in values
+        ):
+            raise ValueError(
+                f"{name} must be one value, or a JSON list of texts without spaces around them, "
+                'such as ["owners", "CN=board,OU=groups,DC=hospital"].'
+            )
+        for value in filter(ABOVE_GROUPS.fullmatch, values):
+            raise ValueError(
+                f"{name} has {value!r} by itself, which is a part of the names of many groups. "
+                'Write the whole name of the group, such as ["CN=board,OU=groups,DC=hospital"].'
+            )
+        return values
+
     @model_validator(mode="after")
     def _check_sign_in(self) -> Settings:
         """Refuse an issuer without all that a sign-in needs: it would admit nobody, or too many."""
@@ -301,7 +346,7 @@ class Settings(Variables):
             url = getattr(self, f"oidc_{name}")
             if not self.allows_url(url) or "?" in url or "#" in url:
                 raise ValueError(f"TERRINE_OIDC_{name.upper()} must be an address of https.")
-        if not (self.oidc_admins + self.oidc_auditors).strip(", "):
+        if not self.oidc_admins + self.oidc_auditors:
             raise ValueError(
                 "TERRINE_OIDC_ISSUER needs TERRINE_OIDC_ADMINS or TERRINE_OIDC_AUDITORS: nobody "
                 "has a role by default."

@@ -53,7 +53,7 @@ VARIANTS = {
         "oidc.clientId=terrine",
         "oidc.clientSecretKey=oidc_secret",
         "oidc.roleClaim=realm_access.roles",
-        "oidc.admins={privacy-board,owners}",
+        "oidc.admins={CN=privacy-board\\,OU=groups\\,DC=hospital,owners}",
         "oidc.auditors={auditors}",
         "networkPolicy.issuer[0].ipBlock.cidr=10.3.0.0/16",
         "nodeSelector.disk=encrypted",
@@ -297,12 +297,13 @@ def test_people_sign_in_through_the_issuer_and_servers_alone_reach_it(
         "TERRINE_OIDC_CLIENT_SECRET_FILE": "/run/secrets/oidc_secret",
         "TERRINE_OIDC_PUBLIC_URL": "https://terrine.example.org",
         "TERRINE_OIDC_ROLE_CLAIM": "realm_access.roles",
-        "TERRINE_OIDC_ADMINS": "privacy-board,owners",
-        "TERRINE_OIDC_AUDITORS": "auditors",
+        "TERRINE_OIDC_ADMINS": '["CN=privacy-board,OU=groups,DC=hospital","owners"]',
+        "TERRINE_OIDC_AUDITORS": '["auditors"]',
     }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert Settings().oidc_issuer, "the server takes them"
+    read = Settings().oidc_admins
+    assert read == ("CN=privacy-board,OU=groups,DC=hospital", "owners"), "the server takes them"
     assert "oidc_secret" in secrets(pods(manifests)["server"])
     assert "oidc_secret" not in secrets(pods(manifests)["migrate"])
     reached = [m for m in manifests if m["kind"] == "NetworkPolicy" and "10.3.0.0" in json.dumps(m)]

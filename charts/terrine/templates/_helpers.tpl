@@ -88,10 +88,10 @@ tolerations: {{- toYaml . | nindent 2 }}
 - {name: TERRINE_OIDC_ROLE_CLAIM, value: {{ .roleClaim | quote }}}
 {{- end }}
 {{- if .admins }}
-- {name: TERRINE_OIDC_ADMINS, value: {{ join "," .admins | quote }}}
+- {name: TERRINE_OIDC_ADMINS, value: {{ .admins | toJson | quote }}}
 {{- end }}
 {{- if .auditors }}
-- {name: TERRINE_OIDC_AUDITORS, value: {{ join "," .auditors | quote }}}
+- {name: TERRINE_OIDC_AUDITORS, value: {{ .auditors | toJson | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}

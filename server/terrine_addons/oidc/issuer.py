@@ -2,7 +2,8 @@
 
 Sources: OpenID Connect Core 1.0 (3.1) and Discovery 1.0, RFC 7636 (PKCE), RFC 9207 (`iss` in the
 answer), RFC 9700 (what to check). `joserfc` verifies signatures; what is trusted is decided here.
-Nothing that an issuer sends is logged or shown but what is wrong with it, in our own words.
+Nothing that an issuer sends is logged or shown but its name where it is another than was set, and
+what is wrong with the rest, in our own words.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ METADATA_SECONDS = 3600.0
 RETRY_SECONDS = 10.0
 """How soon its keys may be asked for again, for a signature that none of them has made."""
 MIN_RSA_BITS = 2048
+LATEST_TIME = 253_402_300_799
+"""Seconds since 1970 of the last second of the year 9999. What is later is no time."""
+URL = re.compile(r"[\x21-\x7e]{1,200}")
 SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_NAME_CHARACTERS = 64
 
@@ -135,7 +139,11 @@ class Issuer:
         except ValidationError:
             raise self._wrong("its discovery document lacks what a sign-in needs") from None
         if found.issuer != self.url:
-            raise self._wrong("its discovery document names another issuer")
+            shown = found.issuer if URL.fullmatch(found.issuer) else "what is no address"
+            raise self._wrong(
+                f"its discovery document calls it {shown}, and TERRINE_OIDC_ISSUER calls it "
+                f"{self.url}. They must be the same, letter by letter, to a slash at the end"
+            )
         for url in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
             if not self._settings.allows_url(url):
                 raise self._wrong("an address in its discovery document is not of https")
@@ -162,15 +170,12 @@ class Issuer:
         given = self._json("POST", metadata.token_endpoint, data=form, headers=headers)
         token = given.get("id_token")
         if not isinstance(token, str):
-            raise Unauthorized(
-                f"{self.host} did not accept this sign-in: it was used before, took too long, or "
-                "this server's client is not set up there. Start again."
-            )
+            raise self._declined()
         return token
 
     def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         """Return the claims of an ID token for us, of now, of this flow. Raises Unauthorized."""
-        from joserfc.errors import JoseError
+        from joserfc.errors import ClaimError
         from joserfc.jwt import JWTClaimsRegistry
 
         required = JWTClaimsRegistry(
@@ -184,21 +189,40 @@ class Issuer:
             azp={"value": self._client_id},
         )
         claims = self._signed(token)
+        self._check_times(claims)
         try:
             required.validate(claims)
-        except JoseError as error:
-            raise self._refused(f"claims: {error.error}") from None
+        except ClaimError as error:
+            raise self._refused(f"claims: {error.claim} ({error.error})") from None
         for name in ("nonce", "azp"):  # of a list, joserfc takes any element
             if not isinstance(claims.get(name, ""), str):
                 raise self._refused(f"claims: {name} is not text")
         alone = claims["aud"] in (self._client_id, [self._client_id])
         if not alone and claims.get("azp") != self._client_id:
             raise self._refused("claims: aud has others, and azp does not say that it is for us")
-        if time.time() - claims["iat"] > MAX_TOKEN_AGE_SECONDS + CLOCK_SKEW_SECONDS:
-            raise self._refused("claims: iat is long ago")
         if not SUBJECT.fullmatch(claims["sub"]):
             raise self._refused("claims: sub is none")
         return claims
+
+    def _check_times(self, claims: Mapping[str, Any]) -> None:
+        """Check that a token that was fetched just now is of now. Raises Unauthorized."""
+        now, times = time.time(), {}
+        for name in ("iat", "exp", "nbf"):
+            value = claims.get(name)
+            if value is not None:
+                if type(value) not in (int, float) or not 0 <= value <= LATEST_TIME:
+                    raise self._refused(f"claims: {name} is no time")
+                times[name] = value - now
+        early = max(times.get("iat", 0), times.get("nbf", 0))
+        oldest = MAX_TOKEN_AGE_SECONDS + CLOCK_SKEW_SECONDS
+        if early > CLOCK_SKEW_SECONDS:
+            raise self._clocks_differ(f"begins to be valid in {early:.0f} s")
+        if times.get("exp", 0) <= -CLOCK_SKEW_SECONDS:
+            raise self._clocks_differ(f"expired {-times['exp']:.0f} s ago")
+        if times.get("iat", 0) < -oldest:
+            raise self._clocks_differ(
+                f"was made {-times['iat']:.0f} s ago, and may be {oldest} old"
+            )
 
     def _signed(self, token: str) -> dict[str, Any]:
         """Return the claims of a token that a key of the issuer's has signed."""
@@ -235,7 +259,7 @@ class Issuer:
         values = {each for each in given if isinstance(each, str) and each}
         roles = {Role.ADMIN: settings.oidc_admins, Role.AUDITOR: settings.oidc_auditors}
         for role, mapped in roles.items():
-            if values & set(map(str.strip, mapped.split(","))):
+            if values & set(mapped):
                 return role
         raise Forbidden(
             f"{self.host} knows you, but says of you nothing that is a role here. Whoever runs "
@@ -243,7 +267,7 @@ class Issuer:
         )
 
     def _json(self, method: str, url: str, **request: Any) -> dict[str, Any]:
-        """Return an answer of the issuer's; of a refusal, too, its document."""
+        """Return an answer of the issuer's. Raises IssuerError, and Unauthorized if it declines."""
         deadline, body = time.monotonic() + REPLY_SECONDS, b""
         try:
             with httpx.stream(method, url, timeout=REPLY_SECONDS, **request) as reply:
@@ -255,20 +279,38 @@ class Issuer:
         except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError) as error:
             # The last four are of a proxy or certificates that the environment names.
             raise self._wrong(f"it does not answer ({type(error).__name__})") from None
+        if method == "POST" and 400 <= status < 500:
+            raise self._declined()
         try:
             given = json.loads(body)
         except (ValueError, RecursionError):
             given = None
-        if not isinstance(given, dict) or (status != 200 and not 400 <= status < 500):
+        if not isinstance(given, dict) or status != 200:
             raise self._wrong(f"its answer is of no use (status {status})")
         return given
 
     def _wrong(self, what: str) -> IssuerError:
         return IssuerError(f"Nobody can sign in through {self.host} now: {what}.")
 
-    def _refused(self, what: str) -> Unauthorized:
-        log.warning("sign-in refused", issuer=self.url, cause=what)
-        return Unauthorized(f"What {self.host} sent does not prove who you are. Start again.")
+    def _declined(self) -> Unauthorized:
+        return Unauthorized(
+            f"{self.host} did not accept this sign-in: it was used before, took too long, or "
+            "this server's client is not set up there. Start again."
+        )
+
+    def _clocks_differ(self, what: str) -> Unauthorized:
+        return self._refused(
+            f"claims: by the clock here, the token {what}",
+            f"What {self.host} made just now {what}, by the clock of this server. The two clocks "
+            f"may differ by {CLOCK_SKEW_SECONDS} s: let both be set over the network, then start "
+            "again.",
+        )
+
+    def _refused(self, cause: str, said: str | None = None) -> Unauthorized:
+        log.warning("sign-in refused", issuer=self.url, cause=cause)
+        return Unauthorized(
+            said or f"What {self.host} sent does not prove who you are. Start again."
+        )
 
 
 def _secret(file: Path | None) -> str | None:
