@@ -44,7 +44,7 @@ pip check
 [ "$ALLOW_CUDA" = yes ] || python -c 'import sys, torch; sys.exit(torch.version.cuda and "CUDA torch")'
 EOS
 
-# RAY=yes: with Ray, for servers and machines of a cluster (docs/ray.md). Its Java is left out.
+# RAY=yes: with Ray, for servers and machines of a cluster (docs/addons/ray.md). Its Java is left out.
 ARG RAY=no
 COPY docker/requirements-ray.lock docker/
 RUN --mount=type=cache,target=/var/cache/pip <<'EOS'

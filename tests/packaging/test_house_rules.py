@@ -181,6 +181,18 @@ def literal(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+def test_every_page_that_a_file_names_is_there(tracked: list[Path]) -> None:
+    """Comments, YAML and messages name pages of docs/; capitals stand for a name to fill in."""
+    named = re.compile(r"(?<![\w/.-])docs/[\w./-]*?\.(?:md|py|ipynb|jsonl?|png|webp)\b")
+    missing = [
+        f"{path.relative_to(REPOSITORY)}: {page}"
+        for path in tracked
+        for page in named.findall(text_of(path))
+        if Path(page).stem.islower() and not (REPOSITORY / page).exists()
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_no_secret_is_shipped(tracked: list[Path]) -> None:
     secrets = (
         r"-----BEGIN [A-Z ]*PRIVATE KEY",
