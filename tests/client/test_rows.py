@@ -276,8 +276,11 @@ def test_a_frame_of_answers_has_the_index_of_the_rows_and_is_learned_from_in_a_l
         assert small.label(given[:30]).to_frame().index.equals(given.index[:30])
 
 
-def test_the_readme_s_program_learns_in_ten_lines(projects: dict[str, Ask]) -> None:
+def test_the_readme_s_program_learns_in_ten_lines(
+    projects: dict[str, Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it stands there, but for the server's URL, on records of a table."""
+    monkeypatch.chdir(tmp_path)
     (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
     assert len(program.strip().splitlines()) <= 10
     url, token = projects["table"]

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,10 @@ from sklearn.linear_model import LogisticRegression
 
 import terrine_client
 from support.data import DigitsEnsemble
-from support.documents import ROOT, blocks, lines
+from support.documents import BLOCK, ROOT, blocks, lines
 from support.processes import SEED, Terrine
 from support.servers import Machine, running_server, serving_process
-from terrine_client import Client
+from terrine_client import BudgetExhausted, Client
 
 README, QUICKSTART, CLIENT = (
     ROOT / name for name in ("README.md", "docs/quickstart.md", "docs/client.md")
@@ -128,6 +129,73 @@ def test_the_quickstart_from_private_records_to_a_checked_ledger(
             assert done.returncode == 0, done.stdout + done.stderr
         assert '"ok":true' in done.stdout.replace(" ", "")
     assert "intact" in terrine("ledger", "verify", "study").fine
+
+
+STAYS = "python3 docs/tutorials/stays.py"
+
+
+def test_pate_over_rest_from_made_up_stays_to_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
+) -> None:
+    """README's section, line by line; its curl is the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TERRINE_DATA_DIR")
+    monkeypatch.setenv(SEED, "0")
+    section = README.read_text().partition("\n## PATE over REST\n")[2].partition("\n## ")[0]
+    (_, owner), (_, students) = BLOCK.findall(section)
+    tokens: dict[str, str] = {}
+    for line in lines(owner):
+        if line == STAYS:
+            script = ROOT / STAYS.removeprefix("python3 ")
+            subprocess.run([sys.executable, script], check=True)
+        elif made := re.fullmatch(r"(\w+)=\$\(terrine (.*)\)", line):
+            tokens[made[1]] = terrine(*shlex.split(made[2])).fine.strip()
+        elif not left_out(line):
+            assert line.startswith("terrine "), line
+            terrine(*shlex.split(line)[1:]).fine  # noqa: B018 - asserts
+    immutable = terrine("token", "create", "--role", "student", "--project", "immutable").fine
+
+    data = tmp_path / "terrine-data"
+    machine = Machine(data, f"sqlite:///{data / 'terrine.sqlite'}", terrine)
+    with serving_process(machine) as server:
+        if shutil.which("curl") is None:
+            pytest.skip("NO CURL on this machine: README's curl lines are not run.")
+
+        def type_in() -> list[dict[str, Any]]:
+            done = subprocess.run(
+                'curl() { command curl --silent --show-error --fail-with-body "$@"; echo; }\n'
+                + students.replace("http://127.0.0.1:8000", server.url),
+                shell=True,
+                executable="/bin/bash",
+                env=os.environ | tokens,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            return [json.loads(line) for line in done.stdout.splitlines()]
+
+        confident, interactive, budget, ledger = type_in()
+        outcomes = [each["outcome"] for each in confident["results"]]
+        assert set(outcomes) == {"answered", "abstained", "refused"}
+        assert 550 <= outcomes.count("answered") <= 650, "README says about 600"
+        assert interactive["results"][0]["outcome"] in ("answered", "abstained", "reinforced")
+        assert budget["project"] == "confident"
+        assert budget["charges"] == 2000 - outcomes.count("refused")
+        assert budget["epsilon_spent"] == pytest.approx(2, abs=0.01)
+        spent = {account["project"]: account["charges"] for account in ledger["items"]}
+        assert spent == {"confident": budget["charges"], "immutable": 0, "interactive": 1}
+
+        again, *_, after = type_in()
+        labels = [(each["outcome"], each["label"]) for each in again["results"]]
+        assert labels == [(each["outcome"], each["label"]) for each in confident["results"]]
+        assert after == ledger, "asked twice, paid once"
+
+        unseen = np.zeros((1, 9), np.float32)
+        with Client(server.url, immutable.strip()) as client:
+            assert client.label(unseen).answered.all()
+        with Client(server.url, tokens["ADA"]) as client, pytest.raises(BudgetExhausted):
+            client.label(unseen)
+    assert "intact" in terrine("ledger", "verify", "all").fine
 
 
 def smudged(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -26,6 +26,7 @@ from support.wording import Wording, holds
 from terrine_client import Client
 from terrine_client._privacy import verify_papers
 from terrine_models.storage.manifests import POOL_FILE
+from terrine_models.students.models import Student
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
@@ -122,6 +123,7 @@ def follow_the_readme(machine: Machine, token: str, x: np.ndarray) -> np.ndarray
     """Do as a student who has read README.md, and return what is predicted for all of x."""
     (program,) = (text for _, text in blocks(ROOT / "README.md", "python"))
     names: dict[str, Any] = {"token": token, "x": x}
+    program = program.replace('Path("student")', 'Path("by-the-readme")')
     with serving_process(machine) as server:
         exec(program.replace("https://labels.example.org", server.url), names)
     predicted: np.ndarray = names["predicted"]
@@ -147,6 +149,8 @@ def test_a_student_of_pictures_is_as_good_as_was_forecast(
     with np.load("pool.npz") as pool:
         predicted = follow_the_readme(digits, token[1], pool["x"])
         assert (predicted == pool["y"]).mean() > 0.85
+        trained = Student.load(Path("student")).predict(pool["x"])
+        assert (predicted == trained).mean() > 0.99, "`student train` is better than README"
 
 
 # By day tests/models/test_colours.py shows that students learn colours.
@@ -577,6 +581,31 @@ def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
         words = ["by-hand.json" if "schema.json" in each else each for each in words]
         table.run(*words, **own).fine  # noqa: B018 - asserts
     assert json.loads(Path("by-hand.json").read_text()) == schema
+
+
+def test_labels_alone_are_offered_of_trained_teachers_while_the_cap_pays_for_them(
+    table: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    given = (*TABLE, "--group", "patient", "--classes", "no,yes", "--yes")
+
+    def offered() -> list[list[str]]:
+        said = table.run(*given).fine
+        found = re.findall(r"^  terrine (.*project open .*)$", said, re.MULTILINE)
+        return [shlex.split(line) for line in found]
+
+    monkeypatch.setattr(forecast, "has_less_noise", lambda *_, **__: False)
+    confident, interactive = offered()
+    assert confident[-5].startswith("confident_gnmax:threshold=")
+    assert interactive[-5].startswith("interactive_gnmax:threshold=")
+    opened = 0
+    while offers := offered():
+        opened += 1
+        name = f"labels-{opened}"
+        words = [name if each == "visits-labels" else each for each in offers[opened % len(offers)]]
+        table.run(*words).fine  # noqa: B018 - asserts
+    assert 2 <= opened <= 8, "the cap of three times ε holds so many, and no more"
 
 
 def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:

@@ -47,7 +47,7 @@ from terrine_server.cli.console import (
     with_json,
 )
 from terrine_server.cli.options import Yes, mechanism_text
-from terrine_server.errors import NotFound
+from terrine_server.errors import InvalidTerms, NotFound
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.pipeline import ask_every_question
 from terrine_server.ledger import (
@@ -63,6 +63,7 @@ from terrine_server.owner.editions import records_key
 from terrine_server.owner.operations import (
     open_ledger,
     open_project,
+    quote_project,
     register_ensemble,
     suggest_room,
 )
@@ -72,6 +73,7 @@ from terrine_server.planning.first_project import (
     MARGIN_SHARE,
     FirstProject,
     Setting,
+    label_mechanisms,
     max_guess_accuracy,
     plan_release,
 )
@@ -84,6 +86,7 @@ from terrine_server.planning.forecast import (
     forecast_design,
 )
 from terrine_server.privacy import Account
+from terrine_server.privacy.mechanisms import NoisyVotes
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.settings import Settings
@@ -1226,6 +1229,42 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
     for folder in pool:
         if folder.is_dir() and not is_table(folder) and any(map(Path.is_dir, folder.iterdir())):
             say(f"The student's pictures lie in one flat folder: give it those of {folder} so.")
+    if record.mechanism["name"] == NoisyVotes.name and not record.ensemble.facts.designed:
+        _offer_labels(ledger, settings, record)
+
+
+def _offer_labels(ledger: Ledger, settings: Settings, record: ProjectRecord) -> None:
+    """Print how the same teachers answer with labels alone, of what is left of their cap.
+
+    Nothing, where that would buy too few to learn from.
+    """
+    name, teachers, terms = f"{record.name}-labels", record.ensemble.facts.teachers, record.terms
+    offers = []
+    for mechanism in label_mechanisms(teachers):
+        opening = ProjectOpen.model_validate(
+            {
+                "name": name,
+                "ensemble": record.ensemble.name,
+                "mechanism": mechanism,
+                "epsilon": terms.epsilon,
+                "delta": terms.delta,
+            }
+        )
+        try:
+            quoted = quote_project(ledger, opening)
+        except InvalidTerms:  # it would not pay for one query
+            continue
+        if quoted.fits and quoted.warning is None:
+            budget = "--epsilon", f"{terms.epsilon:g}", "--delta", f"{terms.delta:g}"
+            words = "project", "open", name, "--ensemble", record.ensemble.name, "--mechanism"
+            offers.append(_command(settings, *words, mechanism_text(mechanism), *budget))
+    if offers:
+        say(
+            "The same teachers can answer with labels alone, under the same cap: where most of "
+            "them agree, or where they contradict a student that has a model. One of:"
+        )
+        for offer in offers:
+            say(f"  {offer}")
 
 
 def _command(settings: Settings, *words: object) -> str:

@@ -18,6 +18,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,6 +250,29 @@ def default_teachers(units: int, classes: int, mu: float = math.inf) -> int:
 def default_delta(units: int) -> float:
     """Return the largest power of ten that is at most 1/(10·units)."""
     return float(f"1e-{len(str(10 * units - 1))}")
+
+
+THRESHOLD_SHARE = 0.6
+"""Of the teachers, that have to agree on a label, where nothing is known of how far they agree."""
+CONTRADICTION_SHARE = 0.3
+"""Of the teachers, by which their votes have to exceed the student's, likewise."""
+TEST_NOISE_SHARE = 0.2
+"""σ₁ then, as a share of the teachers."""
+MAXIMUM_NOISE_SHARE = 0.12
+"""σ₂ then, likewise."""
+
+
+def label_mechanisms(teachers: int) -> list[dict[str, Any]]:
+    """Return specifications of mechanisms that answer with labels alone, to begin with."""
+    noise = {
+        "sigma1": float(f"{TEST_NOISE_SHARE * teachers:.3g}"),
+        "sigma2": float(f"{MAXIMUM_NOISE_SHARE * teachers:.3g}"),
+    }
+    agree, contradict = (round(s * teachers) for s in (THRESHOLD_SHARE, CONTRADICTION_SHARE))
+    return [
+        {"name": "confident_gnmax", "threshold": agree, **noise},
+        {"name": "interactive_gnmax", "threshold": contradict, **noise, "confidence": 0.9},
+    ]
 
 
 def max_guess_accuracy(epsilon: float, delta: float) -> float:
