@@ -44,7 +44,7 @@ from terrine_server.owner.checkpoints import (
 from terrine_server.owner.editions import leftovers
 from terrine_server.owner.operations import RESTORING
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
-from terrine_server.settings import Settings
+from terrine_server.settings import LOW_DISK_BYTES, Settings
 
 
 class Severity(StrEnum):
@@ -65,7 +65,6 @@ class Finding:
     fix: str = ""
 
 
-LOW_DISK_BYTES = 2**30
 FULL_DISK_BYTES = 2**26
 """With less free space, answers are about to stop."""
 FOREIGN_VARIABLES = {

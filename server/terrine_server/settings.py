@@ -24,6 +24,8 @@ from terrine_protocol.files import read
 from terrine_server.serving import Limits
 
 MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
+LOW_DISK_BYTES = 2**30
+"""With less free space on the disk of the ledger or of the data directory, operators are told."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ABOVE_GROUPS = re.compile(r"(c|dc|o|ou)\s*=[^,]*", re.IGNORECASE)
 """A part of a distinguished name (RFC 4514) that names no group, but what many groups are in."""

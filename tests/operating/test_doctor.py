@@ -20,7 +20,6 @@ from support.servers import Machine
 from support.wording import holds, says
 from terrine_server.doctor import (
     FULL_DISK_BYTES,
-    LOW_DISK_BYTES,
     POSTGRESQL_SETTINGS,
     POSTGRESQL_TIMEOUTS,
     Finding,
@@ -30,6 +29,7 @@ from terrine_server.doctor import (
     compare_clocks,
 )
 from terrine_server.ledger import connect
+from terrine_server.settings import LOW_DISK_BYTES
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import platform
 import re
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url
 
+from support.browser import SCREENS, InProcess, Visitor
 from support.clients import Caller, slug
 from support.data import DigitsEnsemble
 from support.processes import until
 from support.servers import CAP_EPSILON, GNMAX, RunningServer, running_server
+from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.maps import PublicData
+from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note
+from terrine_server.app import create_app
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
+from terrine_server.settings import LOW_DISK_BYTES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -152,7 +161,7 @@ def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: Runni
     listed = re.findall(r"^\| `(terrine_\w+)` \| (\w+) \| ([\w, ]*)\|", handbook, re.MULTILINE)
     text = Caller(terrine_server, terrine_server.token("auditor")).http.get("/metrics").text
     exported = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
-    own = [each for each in exported if not each[0].startswith(("process_", "python_gc_"))]
+    own = [each for each in exported if not each[0].startswith("process_")]
     assert [(name, kind) for name, kind, _ in listed] == own
     labels = {name: labels.strip() for name, _, labels in listed}
     of_projects = [each for name, each in labels.items() if name.startswith("terrine_project_")]
@@ -166,7 +175,7 @@ def test_the_handbook_lists_exactly_the_metrics_that_exist(terrine_server: Runni
                     filter(None, labels[name].split(", "))
                 ), name
     besides = set(re.findall(r"`((?:process|python)_\w+)`", handbook))
-    assert besides <= {name for name, _ in exported}
+    assert besides == {name for name, _ in exported if name.startswith("process_")}
 
 
 def test_caps_are_shared_by_projects_and_told_as_the_owner_sees_them(
@@ -218,11 +227,85 @@ def test_a_server_says_what_it_is_made_of_and_whether_it_is_ready(
         "schema": max((REPOSITORY / "migrations" / "versions").glob("*.py")).stem.split("_")[0],
     }
     assert seen[name, labels] == value(seen, "terrine_ready") == 1
-    assert value(seen, "terrine_data_free_bytes") > 0
-    assert value(seen, "process_resident_memory_bytes") > 0
+    assert value(seen, "terrine_data_disk_low") == 0
+    assert value(seen, "process_open_fds") > 0
     weights = next(terrine_server.settings.ensembles_dir.glob("*/*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     until(lambda: value(scrape(terrine_server), "terrine_ready") == 0)
+
+
+def read_all(server: RunningServer) -> dict[str, str]:
+    """What each role reads at every address and page, except for metrics, times and random ids."""
+    found = {}
+    with InProcess() as send:
+        app = create_app(server.settings)
+        for role in ("student", "auditor", "admin"):
+            token = server.token(role)
+            caller, visitor = Caller(server, token).http, Visitor(app, send)
+            for path, methods in caller.get("/openapi.json").json()["paths"].items():
+                if "get" in methods and path != "/metrics":
+                    found[f"{role} {path}"] = caller.get(re.sub(r"{\w+}", "study", path)).text
+            visitor.sign_in(token)
+            for page in SCREENS:
+                text = visitor.get(f"/admin{page.replace('digits', 'people')}").text
+                found[f"{role} /admin{page}"] = text
+    changing = re.compile(r"[0-9a-f]{6}…|[0-9a-f]{16,}|\d{4}-\d\d-\d\d[ T0-9:.Z]*")
+    return {address: changing.sub("?", text) for address, text in found.items()}
+
+
+def test_what_a_service_shows_is_the_same_whatever_the_private_records(
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
+) -> None:
+    """In the second world a person has 20,000 records more, and everybody has another label."""
+    random = np.random.default_rng(5)
+    own, asked = (random.random((count, 2)).astype(np.float32) for count in (300, 400))
+    public = PublicData.declare("rows", asked)
+    worlds, pages = [], list[dict[str, str]]()
+    for label, more in ((0, 0), (1, 20_000)):
+        people = Dataset(
+            np.concatenate([own, np.full((more, 2), 0.5, np.float32)]),
+            np.full(300 + more, label),
+            ("no", "yes"),
+            InputSpec(shape=(2,), dtype="float32", low=0, high=1),
+            groups=np.concatenate([np.arange(300), np.zeros(more, np.int64)]),
+            group_column="person",
+        )
+        data = tmp_path / f"data {label}"
+        manifest = build(
+            people,
+            tmp_path / f"{label}",
+            name="people",
+            public=public,
+            settings=NeighbourSettings(100),
+        )
+        ensemble = replace(
+            digits_ensemble, directory=tmp_path / f"{label}", manifest=manifest, public=asked
+        )
+        with running_server(data, f"sqlite:///{data / 'ledger.sqlite'}", ensemble) as server:
+            server.open_project(mechanism={"name": "neighbours", "sigma": 30.0, "queries": 100})
+            student = Caller(server, server.token())
+            told = read_all(server)
+            labels = [each["label"] for each in student.label(asked[:40]).json()["results"]]
+            assert labels.count(label) > 20, "the answers differ"
+            worlds.append(scrape(server, "metrics"))
+            pages.append(told)
+    changing = re.compile(r"\w+_seconds_(bucket|sum)|process_(start_time_seconds|open_fds)")
+    first, second = (
+        {key: value for key, value in world.items() if not changing.fullmatch(key[0])}
+        for world in worlds
+    )
+    assert first == second
+    assert worlds[0].keys() == worlds[1].keys()
+    assert pages[0] == pages[1]
+
+
+def test_little_space_is_told_and_not_how_much(
+    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free, low in ((LOW_DISK_BYTES, 0), (LOW_DISK_BYTES - 1, 1)):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr("terrine_server.api.health.disk_usage", lambda _, usage=usage: usage)
+        assert value(scrape(terrine_server), "terrine_data_disk_low") == low
 
 
 def test_signing_is_told_until_it_fails(

@@ -159,7 +159,7 @@ HEALTHY = {
     'terrine_signing{job="terrine",instance="b"}': "0",
     'terrine_signed_timestamp_seconds{job="terrine",instance="a"}': "0+60",
     'terrine_log_cosigned{job="terrine",instance="a",witness="w"}': "1",
-    'terrine_data_free_bytes{job="terrine",instance="a"}': "2e9",
+    'terrine_data_disk_low{job="terrine",instance="a"}': "0",
     'terrine_project_epsilon{job="terrine",instance="a",project="p"}': "1",
     'terrine_project_epsilon_spent{job="terrine",instance="a",project="p"}': "0.89",
     'terrine_open_requests{job="terrine",instance="a"}': "0",
@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "signing hangs": ({of("terrine_signed_timestamp_seconds"): "60"}, ["TerrineNothingSigned"]),
     "no cosignature": ({of("terrine_log_cosigned"): "0"}, ["TerrineNotCosigned"]),
-    "a full disk": ({of("terrine_data_free_bytes"): "1e9"}, ["TerrineDiskNearlyFull"]),
+    "a full disk": ({of("terrine_data_disk_low"): "1"}, ["TerrineDiskNearlyFull"]),
     "nearly spent": ({of("terrine_project_epsilon_spent"): "0.9"}, ["TerrineBudgetNearlySpent"]),
     "a request waits": ({of("terrine_open_requests"): "2"}, ["TerrineRequestsWaiting"]),
 }

@@ -25,6 +25,7 @@ from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
 from terrine_server.ledger import Ledger, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.operations import every_project
+from terrine_server.settings import LOW_DISK_BYTES
 
 router = APIRouter(tags=["operation"])
 
@@ -80,7 +81,7 @@ class ServerMetrics(Collector):
         self._ready = ready
 
     def collect(self) -> Iterator[Metric]:
-        """Yield versions, readiness, and the space in the data directory."""
+        """Yield versions, readiness, and whether the data directory has space left."""
         versions = {
             "version": version("terrine"),
             "python": platform.python_version(),
@@ -93,12 +94,13 @@ class ServerMetrics(Collector):
             "Whether a query could be answered and paid for now, as in /readyz.",
             float(self._ready),
         )
-        free = GaugeMetricFamily(
-            "terrine_data_free_bytes", "Free bytes on the disk of the data directory."
+        low = GaugeMetricFamily(
+            "terrine_data_disk_low", "Whether less than 1 GiB is free for the data directory."
         )
-        with suppress(OSError):
-            free.add_metric([], disk_usage(self._services.settings.data_dir).free)
-        yield free
+        with suppress(OSError):  # how much it is would tell how large the private records are
+            free = disk_usage(self._services.settings.data_dir).free
+            low.add_metric([], float(free < LOW_DISK_BYTES))
+        yield low
 
 
 class LedgerMetrics(Collector):
