@@ -259,7 +259,7 @@ def test_what_a_service_shows_is_the_same_whatever_the_private_records(
     """In the second world a person has 20,000 records more, and everybody has another label."""
     random = np.random.default_rng(5)
     own, asked = (random.random((count, 2)).astype(np.float32) for count in (300, 400))
-    public = PublicData.declare("rows", asked)
+    public, near = PublicData.declare("rows", asked), NeighbourSettings(100)
     worlds, pages = [], list[dict[str, str]]()
     for label, more in ((0, 0), (1, 20_000)):
         people = Dataset(
@@ -270,17 +270,9 @@ def test_what_a_service_shows_is_the_same_whatever_the_private_records(
             groups=np.concatenate([np.arange(300), np.zeros(more, np.int64)]),
             group_column="person",
         )
-        data = tmp_path / f"data {label}"
-        manifest = build(
-            people,
-            tmp_path / f"{label}",
-            name="people",
-            public=public,
-            settings=NeighbourSettings(100),
-        )
-        ensemble = replace(
-            digits_ensemble, directory=tmp_path / f"{label}", manifest=manifest, public=asked
-        )
+        files, data = tmp_path / f"{label}", tmp_path / f"data {label}"
+        manifest = build(people, files, name="people", public=public, settings=near)
+        ensemble = replace(digits_ensemble, directory=files, manifest=manifest)
         with running_server(data, f"sqlite:///{data / 'ledger.sqlite'}", ensemble) as server:
             server.open_project(mechanism={"name": "neighbours", "sigma": 30.0, "queries": 100})
             student = Caller(server, server.token())
