@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.pool import Pool
 
+from support.databases import SECRET_KEY
 from support.ledgers import (
     CONFIDENT,
     abstained,
@@ -23,7 +29,7 @@ from support.ledgers import (
 )
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
-from terrine_server.ledger import rows
+from terrine_server.ledger import Ledger, connect, history
 from terrine_server.planning.opening import max_queries
 
 
@@ -47,13 +53,13 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
     with unguarded(database_url) as connection:
         connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
     with pytest.raises(LedgerCorrupted):
-        ledger.history("study")
+        open_again(database_url).history("study")
 
 
 def test_a_history_has_few_points_and_ends_at_the_account(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MAX_HISTORY_POINTS", 4)
+    monkeypatch.setattr(history, "MAX_POINTS", 4)
     ledger = open_ledger(database_url)
     project = open_project(ledger, 300, CONFIDENT)
     done = 0
@@ -64,7 +70,72 @@ def test_a_history_has_few_points_and_ends_at_the_account(
         shown = ledger.history("study")
         assert shown.reached[-1].seq == done
         assert len(shown.reached) <= 4
+        assert open_again(database_url).history("study") == shown, "as if all were summed now"
     assert len(shown.reached) > 2
+
+
+def test_a_second_view_of_a_history_reads_only_what_came_since(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    ledger = open_ledger(url, epsilon=100.0)
+    project = open_project(ledger, 1100, CONFIDENT)
+    ledger.charge(project.id, [answered(k) for k in range(1000)])
+    with counted_instructions() as counted:
+        first, at_first = ledger.history("study"), counted()
+        assert ledger.history("study") == first
+        again = counted()
+        ledger.charge(project.id, [answered(k) for k in range(1000, 1010)])
+        counted()
+        assert ledger.history("study").outcomes == {Outcome.ANSWERED: 1010}
+        after_ten = counted()
+        open_again(url).history("study")
+        elsewhere = counted()
+    assert again < at_first / 20
+    assert after_ten < at_first / 10
+    assert elsewhere > at_first / 2, "another process sums for itself"
+
+
+def test_what_is_remembered_is_of_the_ledger_that_is_there(database_url: str) -> None:
+    ledger = open_ledger(database_url)
+    project = open_project(ledger, 300, CONFIDENT)
+    for start in (0, 10):
+        ledger.charge(project.id, [answered(k) for k in range(start, start + 10)])
+        if start == 0:
+            assert ledger.history("study").outcomes == {Outcome.ANSWERED: 10}
+    with unguarded(database_url) as connection:
+        other = "UPDATE charges SET cost = cost - 1, hash = :hash WHERE seq = 10"
+        connection.execute(text(other), {"hash": bytes(32)})
+    with pytest.raises(LedgerCorrupted):
+        ledger.history("study")
+
+
+@contextmanager
+def counted_instructions() -> Iterator[Callable[[], int]]:
+    """Count what SQLite executes, in hundreds of instructions; each call begins anew."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    def taken(connection: Any, *_: object) -> None:
+        connection.set_progress_handler(step, 100)
+
+    def counted() -> int:
+        nonlocal count
+        found, count = count, 0
+        return found
+
+    event.listen(Pool, "checkout", taken)
+    try:
+        yield counted
+    finally:
+        event.remove(Pool, "checkout", taken)
+
+
+def open_again(url: str) -> Ledger:
+    """The ledger as another process has it, which remembers nothing."""
+    return Ledger(connect(url), SECRET_KEY)
 
 
 def test_filters_find_what_reading_everything_finds(
@@ -105,7 +176,9 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     project = open_published(ledger)
     assert terms.schedule is not None
     first, each = terms.schedule.counts[0], terms.worst.cost
-    ledger.charge(project.id, voted(project, range(first)))
+    ledger.charge(project.id, voted(project, range(first - 5)))
+    assert ledger.history("study").reached[-1].seq == first - 5
+    ledger.charge(project.id, voted(project, range(first - 5, first)))
     ledger.charge(project.id, voted(project, range(first, first + 40)))
     now, found = ledger.project("study"), ledger.history("study")
     (published,) = now.published
@@ -116,3 +189,4 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     assert spent[now.charges] == figure + 40 * each == now.spent
     assert sum(day.get(Outcome.PUBLISHED, 0) for day in found.days.values()) == 1
     assert max_queries(terms, now.account) is not None, "its δ limits it"
+    assert open_again(database_url).history("study") == found

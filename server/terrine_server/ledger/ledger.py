@@ -49,6 +49,7 @@ from terrine_server.ledger.ensembles import (
     check_unit,
     join_population,
 )
+from terrine_server.ledger.history import Histories
 from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.projects import (
     Maintenance,
@@ -145,6 +146,7 @@ class Ledger:
         self._engine = engine
         self._seals = Seals(key)
         self._cache = rows.ProjectCache(self._seals)
+        self._histories = Histories()
         # By project: its number of charges after the last one made here. Older records are stale.
         self._charged: dict[int, int] = {}
         self._check_history: Callable[[], None] | None = None
@@ -710,11 +712,11 @@ class Ledger:
     def history(self, project: str) -> History:
         """Return how a project's budget was spent, entry by entry and day by day.
 
-        It follows from the entries, and LedgerCorrupted is raised unless it ends at the balance.
-        Raises NotFound.
+        It follows from the entries, of which this process sums each once, and LedgerCorrupted is
+        raised unless it ends at the balance. Raises NotFound.
         """
         with reading(self._engine) as connection:
-            return rows.load_history(connection, self._project(connection, project))
+            return self._histories.load(connection, self._project(connection, project))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield a project's account, then the entries that it counts, as lines of an export.
