@@ -7,6 +7,8 @@ import random
 import re
 import shutil
 import signal
+import socket
+import socketserver
 import sqlite3
 import subprocess
 import tempfile
@@ -17,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any, LiteralString
 
 import psycopg
@@ -257,6 +260,69 @@ def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
     finally:
         server.stop()
         shutil.rmtree(directory)
+
+
+@contextmanager
+def transaction_pooler(server: Postgres) -> Iterator[Path]:
+    """A pooler with one session, which it lends for the length of a transaction.
+
+    Yields the directory of its socket.
+    """
+
+    def read(stream: Any, kind_bytes: int = 1) -> bytes:
+        head: bytes = stream.read(kind_bytes + 4)
+        rest: bytes = stream.read(int.from_bytes(head[kind_bytes:]) - 4 if head else 0)
+        return head + rest
+
+    def relay(source: Any, target: Any = None) -> bytes:
+        """Relay what a session says until it is ready for a query; return what it said."""
+        said = message = b""
+        while message[:1] != b"Z":
+            message = read(source)
+            said += message
+        if target is not None:
+            target.write(said)
+            target.flush()
+        return said
+
+    lent, session = Lock(), socket.socket(socket.AF_UNIX)
+
+    class Client(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            start = read(self.rfile, 0)
+            if not greeting:
+                session.connect(str(server.socket))
+                upstream.append(session.makefile("rwb"))
+                upstream[0].write(start)
+                upstream[0].flush()
+                known = relay(upstream[0])
+                place = known.index(b"K\0\0\0\x0c")
+                greeting.append(known[: place + 5] + bytes(8) + known[place + 13 :])
+            self.wfile.write(greeting[0])
+            holds = False
+            while (message := read(self.rfile)) and message[:1] != b"X":
+                holds = holds or lent.acquire()
+                upstream[0].write(message)
+                if message[:1] in b"QS":
+                    upstream[0].flush()
+                    if relay(upstream[0], self.wfile)[-1:] == b"I":
+                        lent.release()
+                        holds = False
+
+    greeting: list[bytes] = []
+    upstream: list[Any] = []
+    with tempfile.TemporaryDirectory(prefix="terrine-pooler-") as directory:
+        place = Path(directory, server.socket.name)
+        with socketserver.ThreadingUnixStreamServer(str(place), Client) as pooler:
+            pooler.daemon_threads = True
+            thread = Thread(target=pooler.serve_forever, args=(0.02,))
+            thread.start()
+            try:
+                yield place.parent
+            finally:
+                pooler.shutdown()
+                thread.join()
+                session.close()
 
 
 SECRET_KEY = b"k" * 64

@@ -2,7 +2,8 @@
 
 SQLite: write-ahead log, `synchronous=FULL`, `BEGIN IMMEDIATE` for writes. Connecting never creates
 the file. A file that was removed or replaced under a running server is refused, not written to.
-PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait, at both ends.
+PostgreSQL: psycopg 3, `synchronous_commit=on`, limits on every wait, at both ends. A session sets
+for itself what its role or database may have set otherwise, and is refused where it cannot.
 """
 
 from __future__ import annotations
@@ -169,7 +170,19 @@ _NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
     "idle_in_transaction_session_timeout": "60s",
+    "default_transaction_isolation": "read committed",
+    # Whose tables, operators and functions are meant: first PostgreSQL's, then those that we made.
+    "search_path": "public, pg_temp",
+    # How values and definitions are written: as psycopg reads them, and digests of them are made.
     "timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
     # PostgreSQL keeps the plans of statements that are sent again and again. While a table is empty
     # or short, to scan or sort it is as quick as its indexes, and a plan that did so would be kept
     # when it is long. There is an index for every order that we ask for.
@@ -177,6 +190,8 @@ _POSTGRESQL = {
     "enable_sort": "off",
     "jit": "off",  # what cannot but scan or sort seems so dear now that it would be compiled
 }
+_NO_TRIGGERS = "replica"
+"""The `session_replication_role` in which PostgreSQL checks no foreign key and runs no trigger."""
 # A connection that the network dropped is noticed within half a minute, also while it is idle.
 _ALIVE = {
     "keepalives_idle": 10,
@@ -422,15 +437,30 @@ def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Eng
             "connect_timeout": 5,
             **_ALIVE,
             "application_name": "terrine",
-            "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
+            "client_encoding": "utf8",
         },
     )
 
     _STALLED[engine] = stalled
+    known_to_keep_sessions = False
 
     @event.listens_for(engine, "do_connect")
-    def open_limited(_: object, __: object, given: Any, more: Any) -> psycopg.Connection[Any]:
-        return limited.connect(*given, **more)
+    def open_session(_: object, __: object, given: Any, more: Any) -> psycopg.Connection[Any]:
+        nonlocal known_to_keep_sessions
+        connection: psycopg.Connection[Any] = limited.connect(*given, **more)
+        try:
+            connection.autocommit = True
+            backend = _prepare_session(connection, settings)
+            # A pooler tells a number of its own. It need not be found out anew each time.
+            if backend != connection.info.backend_pid and not known_to_keep_sessions:
+                with closing(limited.connect(*given, **more)) as other:
+                    _check_keeps_sessions(connection, backend, other)
+                known_to_keep_sessions = True
+            connection.autocommit = False
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @event.listens_for(engine, "connect")
     def prefer_binary(connection: psycopg.Connection[Any], _: object) -> None:
@@ -449,6 +479,73 @@ def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Eng
             context.is_disconnect = True
 
     return engine
+
+
+def _prepare_session(connection: psycopg.Connection[Any], settings: Mapping[str, str]) -> int:
+    """Set what a session needs, and return the process that serves it.
+
+    By statements, not as options of the connection, which poolers refuse or drop. Raises
+    DatabaseUnavailable where this cannot be: with another encoding, or without triggers.
+    """
+    chosen = ", ".join(["pg_catalog.set_config(%s, %s, false)"] * len(settings))
+    given = [part for setting in settings.items() for part in setting]
+    connection.execute(f"SELECT {chosen}".encode(), given)
+    return _check_session(connection.execute(_SESSION).fetchone())
+
+
+_SESSION = (
+    "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('session_replication_role'), "
+    "pg_catalog.current_setting('search_path'), pg_catalog.current_setting('server_encoding')"
+)
+_NO_SESSIONS = (
+    "A pooler before PostgreSQL lends sessions by the transaction, so that settings and locks are "
+    "lost in between. Give it `pool_mode = session`, or name PostgreSQL itself in "
+    "TERRINE_DATABASE_URL."
+)
+
+
+def _check_session(found: Sequence[Any] | None) -> int:
+    """Return the process of a session, of what `_SESSION` found. Raises DatabaseUnavailable."""
+    backend, replication, path, encoding = found or (0, "", "", "")
+    if encoding != "UTF8":
+        raise DatabaseUnavailable(
+            f"The ledger's database has the encoding {encoding}, in which not every name can be "
+            "written; expected UTF8. Use another one: CREATE DATABASE … ENCODING 'UTF8' LOCALE 'C' "
+            "TEMPLATE template0;"
+        )
+    if replication == _NO_TRIGGERS:
+        raise DatabaseUnavailable(
+            "For this account, PostgreSQL's session_replication_role is replica: triggers and "
+            "foreign keys, which guard the ledger, are off. `\\drds` of psql lists where that is "
+            "set. Let a superuser RESET it there, then run `terrine ledger verify all`."
+        )
+    if path != _POSTGRESQL["search_path"]:
+        raise DatabaseUnavailable(_NO_SESSIONS, f"search_path is {path}")
+    return int(backend)
+
+
+def _check_keeps_sessions(
+    connection: psycopg.Connection[Any], backend: int, other: psycopg.Connection[Any]
+) -> None:
+    """Raise DatabaseUnavailable if a pooler lends sessions by the transaction.
+
+    `other`, in a transaction, then gets the process of `connection`, which is idle, or `connection`
+    another one.
+    """
+    taken = other.execute(_SESSION).fetchone()
+    if taken is None or taken[0] == backend:
+        raise DatabaseUnavailable(_NO_SESSIONS)
+    if _check_session(connection.execute(_SESSION).fetchone()) != backend:
+        raise DatabaseUnavailable(_NO_SESSIONS)
+
+
+def check_guarded(connection: Connection) -> None:
+    """Raise DatabaseUnavailable unless triggers, foreign keys and operators are the ledger's own.
+
+    Their definitions may be right, and a setting of the session keep them from what they do.
+    """
+    if connection.dialect.name != "sqlite":
+        _check_session(connection.exec_driver_sql(_SESSION).one())
 
 
 def _readable(socket: int) -> bool:

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from terrine_server.errors import DatabaseStarting, DatabaseUnavailable, NotFound, SchemaMismatch
 from terrine_server.ledger.database import (
     appending,
+    check_guarded,
     migrating_alone,
     reading,
     sqlite_path,
@@ -78,9 +79,11 @@ def schema_differences(engine: Engine) -> list[SchemaDifference]:
 
     The doctor, `terrine ledger verify` and the server's readiness all ask this. On PostgreSQL it
     needs no right but to connect and to make temporary tables, as everybody may unless it was
-    revoked. Raises DatabaseUnavailable.
+    revoked. Raises DatabaseUnavailable, also where a setting of the session keeps guards from what
+    they do.
     """
     with (reading if engine.dialect.name == "sqlite" else writing)(engine) as connection:
+        check_guarded(connection)
         return list(_compare(connection))
 
 
