@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_client._calls import Call
-from terrine_client._labels import Labels
+from terrine_client._labels import Labels, plain_array
 from terrine_client.errors import BudgetExhausted, ClientError, PayloadTooLarge, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
 
@@ -165,7 +165,7 @@ def _check_inputs(
 
 
 def _check_numeric(values: npt.ArrayLike, what: str) -> Array:
-    array = np.asarray(values)
+    array = plain_array(values)
     if array.dtype.kind not in "uif":
         raise ValueError(f"{what} have dtype {array.dtype}; expected integers or floats.")
     if not np.isfinite(array).all():  # before the first batch is paid for

@@ -77,9 +77,19 @@ def encode_columns(
             warnings.warn("\n".join(notes), stacklevel=stacklevel)
 
 
+def plain_array(x: Any) -> npt.NDArray[Any]:
+    """Return an array as it is. Raises ValueError for one that hides values under a mask."""
+    if np.ma.is_masked(x):
+        raise ValueError(
+            "The inputs have masked values, and numbers without one are asked: leave such inputs "
+            "out, or fill them in."
+        )
+    return np.asarray(x)
+
+
 def as_array(x: Any, project: ProjectInfo, accept_clipped: bool) -> npt.NDArray[Any]:
     """Return any inputs as an array; see `encode_columns`."""
-    return np.asarray(encode_columns(x, project, accept_clipped) if has_columns(x) else x)
+    return plain_array(encode_columns(x, project, accept_clipped) if has_columns(x) else x)
 
 
 NO_COUNT = int(np.iinfo(np.int64).min)

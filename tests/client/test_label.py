@@ -154,6 +154,7 @@ def test_a_budget_that_answers_nothing_is_an_error(faulty: FaultyServer) -> None
         (np.array([[True, False]]), "integers floats"),
         (np.array([[1 + 2j, 1]]), "integers floats"),
         (np.array([[np.nan, 1]]), "NaN infinity"),
+        (np.ma.array([[1.0, 2.0]], mask=[[True, False]]), "masked"),
         (np.array([[np.inf, 1]]), "NaN infinity"),
     ],
 )

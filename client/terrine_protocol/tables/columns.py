@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +46,9 @@ MAX_SHOWN_CHARACTERS = 200
 """Characters of a value that an error quotes."""
 MAX_CLIPPED_SHARE = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
+MIN_SINGLE_STEPS = 2**16
+"""Numbers that float32 tells apart in a range, if numbers are rounded to it."""
+MAX_SINGLE = float(np.finfo(np.float32).max)
 Note = Callable[[str], object]
 """Receives a sentence for the user about how a table was read."""
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", re.ASCII)
@@ -77,12 +81,15 @@ class CodedValues:
     def of(cls, values: Iterable[Any]) -> CodedValues:
         """One value for each row."""
         values = list(values)
-        kinds, index = set(map(type, values)), dict[Any, int]()
-        mixed = bool in kinds and len(kinds) > 1
-        keys = [(type(value), value) for value in values] if mixed else values  # as True == 1
-        places = [index.setdefault(key, len(index)) for key in keys]
-        found = [value for _, value in index] if mixed else list(index)
-        return cls(found, np.array(places, dtype=np.intp))
+        kinds, index, keys = set(map(type, values)), dict[Any, int](), values
+        if any(issubclass(kind, datetime) for kind in kinds):  # a moment has many local times
+            keys = [(type(value), str(value)) for value in values]
+        elif not kinds.isdisjoint((bool, np.bool_)) and len(kinds) > 1:  # as True == 1
+            keys = [(type(value), value) for value in values]
+        places = np.array([index.setdefault(key, len(index)) for key in keys], dtype=np.intp)
+        if keys is values:
+            return cls(list(index), places)
+        return cls([values[row] for row in np.unique(places, return_index=True)[1]], places)
 
 
 Values = NDArray[Any] | CodedValues
@@ -272,6 +279,7 @@ def as_text(value: object, known: Collection[str] | None = None) -> str:
             return text
         whole = text.partition(".")[0]
         return next((way for way in (whole, f"{whole}.0") if way in known), text)
+    written, value = str(value), _plain(value)
     text = str(value).strip()
     if text in ("None", "nan", "NaT", "<NA>"):
         return ""
@@ -281,8 +289,25 @@ def as_text(value: object, known: Collection[str] | None = None) -> str:
         text = str(int(value))
     if known is None or text in known:
         return text
-    ways = (text.removesuffix(".0"), f"{text}.0", text.capitalize(), text.upper())
+    ways = [text.removesuffix(".0"), f"{text}.0", text.capitalize(), text.upper()]
+    if isinstance(value, datetime):
+        ways += [written, value.isoformat(), text.removesuffix(" 00:00:00")]
     return next((way for way in ways if way in known), text)
+
+
+def _plain(value: object) -> object:
+    """A scalar as Python prints it: the shortest decimal of a number, and local time."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        kind = "M" if isinstance(value, np.datetime64) else "m"
+        return value.astype(f"{kind}8[us]").item()
+    if isinstance(value, np.floating):
+        return float(str(value))
+    if isinstance(value, Decimal) and value.is_finite():
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return value
 
 
 def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
@@ -399,17 +424,32 @@ def _encode_numbers(
         numbers = np.array(found)[places]
     else:
         missing = np.isnan(numbers)
+    if not (np.isfinite(numbers) | missing).all():
+        odd = ~(np.isfinite(numbers) | missing)
+        raise _explain_unexpected(column, block, odd, "a finite number.")
     if missing.any():
         tally.missing += int(missing.sum())
         numbers = np.where(missing, _missing_value(column), numbers)
+    if _is_single(low, high):
+        with np.errstate(over="ignore"):  # what is beyond is clipped
+            numbers = numbers.astype(np.float32).astype(np.float64)
+        low, high = float(np.float32(low)), float(np.float32(high))
     if not (low <= numbers.min(initial=low) and numbers.max(initial=high) <= high):
-        if not np.isfinite(numbers).all():
-            raise _explain_unexpected(column, block, ~np.isfinite(numbers), "a finite number.")
         tally.outside += int(((numbers < low) | (numbers > high)).sum())
         numbers = np.clip(numbers, low, high)
     out[:, 0] = (numbers - low) / (high - low)
     if column.missing is not None:
         out[:, 1] = missing
+
+
+def _is_single(low: float, high: float) -> bool:
+    """Whether numbers of a range are rounded to float32: so a number is the same query whether it
+    was stored as float32 or not. Not where the range is narrow, as of seconds since 1970: it would
+    hold few numbers."""
+    farthest = max(abs(low), abs(high))
+    if farthest > MAX_SINGLE:
+        return False
+    return MIN_SINGLE_STEPS * float(np.spacing(np.float32(farthest))) <= high - low
 
 
 def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:

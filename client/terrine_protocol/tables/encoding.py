@@ -17,20 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
-from terrine_protocol.tables import Column, DataError, TableSchema
+from terrine_protocol.tables import DataError, TableSchema
 from terrine_protocol.tables.columns import (
-    CodedValues,
     Encoder,
     GrowingArray,
     Note,
     Progress,
     RowBlock,
-    Values,
     check_names,
     check_unchanged,
     ignore_progress,
     rows_at_a_time,
 )
+from terrine_protocol.tables.frames import check_column, read_rows
 
 if TYPE_CHECKING:
     from terrine_protocol.tables.files import TableFile
@@ -76,7 +75,7 @@ def encode_frame(
     """
     held = {_normal(name): name for name in _names(frame)}
     check_names([_normal(name) for name in _names(frame)], schema.features, "The data frame")
-    columns = {name: np.asarray(frame[held[name]]) for name in schema.features}
+    columns = {name: frame[held[name]] for name in schema.features}
     with _collect_notes(note) as note:
         return encode_columns(columns, schema, "The data frame", note, accept_clipped)
 
@@ -155,7 +154,7 @@ def _row(start: int, row: int) -> str:
 
 
 def encode_columns(
-    columns: Mapping[str, NDArray[Any]],
+    columns: Mapping[str, Any],
     schema: TableSchema,
     what: str,
     note: Note,
@@ -164,9 +163,12 @@ def encode_columns(
 ) -> NDArray[np.float32]:
     """Encode columns [N] by name as inputs [N, width]. Raises DataError, and ClippedError.
 
+    columns: as `frames.read_rows` reads them.
     where: names a row in errors, by the first row of its block and its number there.
     """
     described = [column for column in schema.columns if column.name in columns]
+    for name, values in columns.items():
+        check_column(values, f"{what}: column {name}")
     rows = len(columns[described[0].name])
     if any(len(column) != rows for column in columns.values()):
         raise DataError(f"{what}: the columns are not equally long.")
@@ -176,10 +178,12 @@ def encode_columns(
 
     def blocks() -> Iterator[RowBlock]:
         for start in range(0, rows, some):
+            stop = min(start + some, rows)
             part = {
-                c.name: _values(columns[c.name][start : start + some], c, what) for c in described
+                c.name: read_rows(columns[c.name], start, stop, c, f"{what}: column {c.name}")
+                for c in described
             }
-            yield RowBlock(part, min(some, rows - start), partial(where, start))
+            yield RowBlock(part, stop - start, partial(where, start))
 
     return _encode_blocks(blocks(), Encoder(schema, what), note, accept_clipped)
 
@@ -203,22 +207,6 @@ def _names(frame: Frame) -> list[str]:
         f"A {type(frame).__name__} is not a data frame: expected one of pandas, Polars or Arrow, "
         "or a dictionary of columns."
     )
-
-
-def _values(array: NDArray[Any], column: Column, what: str) -> Values:
-    if column.role == "numeric" and array.dtype.kind in "iuf":
-        return array.astype(np.float64)
-    if array.dtype.kind == "M":
-        if column.role == "date":
-            return array.astype("datetime64[s]")
-        array = np.datetime_as_string(array)
-    try:
-        return CodedValues.of(array.tolist())
-    except TypeError:  # not hashable
-        raise DataError(
-            f"{what}: column {column.name} holds lists or the like; expected numbers, text "
-            "or dates."
-        ) from None
 
 
 @contextmanager

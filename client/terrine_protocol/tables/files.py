@@ -32,6 +32,7 @@ from pyarrow import csv as arrow_csv
 from terrine_protocol.base import list_names, normalize
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Column, DataError, TableSchema
+from terrine_protocol.tables.arrow import code_array, read_typed
 from terrine_protocol.tables.columns import (
     DECIMAL_COMMA,
     MISSING_TEXTS,
@@ -462,28 +463,19 @@ class TableFile(ABC):
 
     def coded(self, name: str, array: Any, start: int) -> CodedValues:
         """The values of a column, each once, of rows from `start` on. Raises DataError."""
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pa.types.is_string_view(array.type):
-            array = array.cast(pa.large_string())
-        kind = array.type
-        if unread := unread_type(kind):
-            raise DataError(
-                f"{self.path}: column {name} holds {unread}; expected numbers, text or dates. To "
-                f"leave it out: --ignore {name}."
-            )
-        array = _moments(array).dictionary_encode()  # in the order in which they first appear
-        found = array.dictionary.to_pylist()
-        places = array.indices.fill_null(len(found)).to_numpy(zero_copy_only=False).astype(np.intp)
+        try:
+            coded = code_array(array, f"{self.path}: column {name}")
+        except DataError as error:
+            raise DataError(f"{error} To leave it out: --ignore {name}.") from None
 
         def where(place: int) -> str:
-            return self.where(start + int(np.flatnonzero(places == place)[0]))
+            return self.where(start + int(np.flatnonzero(coded.places == place)[0]))
 
-        self.check(found, where, name)
-        return CodedValues([*found, None] if array.null_count else found, places)
+        self.check(coded.values, where, name)
+        return coded
 
     def _values(self, column: Column, array: Any, start: int, commas: Collection[str]) -> Values:
-        kind, text = array.type, self.delimiter is not None
+        text = self.delimiter is not None
         if column.role == "numeric" and text and column.name not in commas:
             for trimmed in (False, True):
                 numbers = array
@@ -499,12 +491,8 @@ class TableFile(ABC):
                 if len(found) - np.count_nonzero(np.isfinite(found)) == numbers.null_count:
                     return found
             # Otherwise one is not finite, or written so that only `columns.parse_number` reads it.
-        elif column.role == "numeric" and (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-            whole: Values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-            return whole
-        elif column.role == "date" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            moments: Values = _moments(array).to_numpy(zero_copy_only=False).astype("datetime64[s]")
-            return moments
+        elif not text and (typed := read_typed(array, column)) is not None:
+            return typed
         return self.coded(column.name, array, start)
 
 
@@ -1134,30 +1122,6 @@ def _sniff_delimiter(
     if not fits(first):
         _check_first(path, starts[chosen[0]], lines, fits)
     return chosen[0], first, line
-
-
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-
-
-def unread_type(kind: Any) -> str | None:
-    """What a typed column holds that cannot be read, such as lists; None if it can."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    readable = (
-        pa.types.is_primitive(plain)
-        or pa.types.is_decimal(plain)
-        or pa.types.is_null(plain)
-        or any(is_text(plain) for is_text in _TEXT)
-    )
-    return None if readable else str(kind)
-
-
-def _moments(array: Any) -> Any:
-    """Dates, and times as they are written where they were taken, in microseconds."""
-    if pa.types.is_timestamp(array.type):
-        array = compute.local_timestamp(array) if array.type.tz else array
-        array = compute.floor_temporal(array, unit="microsecond")
-        return array.cast(pa.timestamp("us"), safe=False)
-    return array
 
 
 def _first(texts: Any, character: str) -> int | None:

@@ -965,7 +965,7 @@ def _count_values(
         return label in first if columns is None else len(first) == len(columns)
 
     with open_table(path, fits=fits, note=note) as file:
-        from terrine_protocol.tables.files import unread_type
+        from terrine_protocol.tables.arrow import unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")
