@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from urllib.parse import urlencode
 
 import pytest
 
@@ -83,6 +85,29 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
     assert "counted" not in text_of(admin.get("/admin?status=closed"))
     assert admin.get("/admin?status=lost").status_code == 422
     assert admin.get("/admin?stauts=closed").status_code == 422
+
+
+def test_projects_are_found_by_a_part_of_their_name_or_title(
+    house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrine_server.admin.projects.PROJECTS_ON_A_PAGE", 2)
+    for name in ("sought-1", "sought-2", "sought_3"):
+        house.open_project(name)
+    shown = {}
+    for search in ("SOUGHT", "ght_", "%", "not there", "", " sought-2 "):
+        reply = admin.get(f"/admin?{urlencode({'search': search, 'ensemble': '', 'status': ''})}")
+        assert reply.status_code == 200
+        shown[search] = re.findall(r'<th scope="row"><a href="/admin/projects/([^"]+)', reply.text)
+    assert shown["SOUGHT"] == ["sought-1", "sought-2"]
+    assert (shown["ght_"], shown["%"], shown["not there"]) == (["sought_3"], [], [])
+    assert shown[" sought-2 "] == ["sought-2"]
+    assert len(shown[""]) == 2
+    first = admin.get("/admin?search=sought&status=active").text
+    (older,) = re.findall(r'href="(\?cursor=[^"]+)"', first)
+    second = admin.get(f"/admin{html.unescape(older)}").text
+    assert re.findall(r"/projects/(sought[^\"]+)", second) == ["sought_3"]
+    assert 'href="?status=active&amp;search=sought"' in second
+    assert admin.get(f"/admin?search={'x' * 101}").status_code == 422
 
 
 def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:

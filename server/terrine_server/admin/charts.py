@@ -15,7 +15,7 @@ from terrine_protocol import Outcome
 from terrine_server.ledger import ProjectPosition
 
 WIDTH, HEIGHT = 440, 220
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 34
 """Margins around the plot, for the numbers at its axes."""
 METER_WIDTH = 100
 """Width of a meter."""
@@ -41,7 +41,7 @@ def draw_by_query(reached: Sequence[ProjectPosition], budget: int) -> Markup:
     """Draw the share of a budget that is left, over the number of its charges."""
     most = reached[-1].seq
     points = [(0.0, 1.0), *((r.seq / most, 1 - r.spent / budget) for r in reached)]
-    ticks = [(at / most, f"{at:,}") for at in _round_ticks(most)]
+    ticks = [(at / most, _short(at)) for at in _round_ticks(most)]
     return _draw_line("Budget left, by number of charges", points, ticks, "charges")
 
 
@@ -80,7 +80,7 @@ def draw_by_day(days: Mapping[date, Mapping[Outcome, int]]) -> Markup:
                 f'width="{max(width - 1, 0.5):.1f}" height="{low - high:.1f}"/>'
             )
             reached += found
-    rows = [(at / top, f"{at:,}") for at in _round_ticks(top)]
+    rows = [(at / top, _short(at)) for at in _round_ticks(top)]
     ends = [(0.5 * width, f"{first:%m-%d}")]
     if count > 1:
         ends.append(((count - 0.5) * width, f"{last:%m-%d}"))
@@ -142,3 +142,11 @@ def _round_ticks(most: int) -> Iterator[int]:
     power = 10 ** math.floor(math.log10(rough))
     step = next(k * power for k in (1, 2, 5, 10) if k * power >= rough)
     yield from range(0, most + 1, int(step))
+
+
+def _short(number: int) -> str:
+    """Return a round number as it fits beside an axis, such as 40 k or 2.5 M."""
+    for power, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= power:
+            return f"{number / power:g} {unit}"
+    return str(number)

@@ -51,8 +51,17 @@ from terrine_server.privacy import Accounts
 
 overview_router = APIRouter(prefix=PAGES_PATH)
 
-PROJECTS_ON_A_PAGE = 40
+PROJECTS_ON_A_PAGE = 20
 """Projects on a page; no more requests than these are counted."""
+MAX_SEARCH_CHARACTERS = 100
+
+
+def _blank_to_none(value: Any) -> Any:
+    """Return None for a filter that is left blank in a form."""
+    return None if value == "" else value
+
+
+Blank = BeforeValidator(_blank_to_none)
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,19 @@ def overview(
     services: ServicesDep,
     reader: Reader,
     cursor: NameCursor = None,
-    ensemble: Annotated[Name | None, Query()] = None,
-    status: Annotated[ProjectStatus | None, Query()] = None,
+    ensemble: Annotated[Name | None, Blank, Query()] = None,
+    status: Annotated[ProjectStatus | None, Blank, Query()] = None,
+    search: Annotated[str, Query(max_length=MAX_SEARCH_CHARACTERS)] = "",
 ) -> Response:
-    """Show caps and projects."""
+    """Show caps and projects. `search`: a part of the name or title."""
     found = services.ledger.projects(
-        cursor or None, PROJECTS_ON_A_PAGE + 1, ensemble=ensemble, status=status
+        cursor or None,
+        PROJECTS_ON_A_PAGE + 1,
+        ensemble=ensemble,
+        status=status,
+        search=search.strip(),
     )
+    filters = {"ensemble": ensemble, "status": status, "search": search.strip()}
     shown, maintenance = found[:PROJECTS_ON_A_PAGE], services.ledger.maintenance()
     return page(
         request,
@@ -136,8 +151,8 @@ def overview(
         projects=[ProjectOverview.of(record) for record in shown],
         next=shown[-1].name if len(found) > PROJECTS_ON_A_PAGE else None,
         first=not cursor,
-        ensemble=ensemble,
-        only=status,
+        filters=filters,
+        query=urlencode({key: value for key, value in filters.items() if value}),
         statuses=list(ProjectStatus),
     )
 
@@ -176,12 +191,6 @@ STATUS_OF_ACT = {
 }
 
 
-def _blank_to_none(value: Any) -> Any:
-    """Return None for a filter that is left blank in a form."""
-    return None if value == "" else value
-
-
-Blank = BeforeValidator(_blank_to_none)
 UNPAID = Outcome.EXHAUSTED, Outcome.REFUSED
 PaidOutcome = Annotated[Outcome | None, Blank, Query()]
 _Dated = Annotated[date, Field(ge=date(2000, 1, 1), lt=date(3000, 1, 1))]

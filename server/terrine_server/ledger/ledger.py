@@ -295,8 +295,12 @@ class Ledger:
         limit: int = 100,
         ensemble: str | None = None,
         status: ProjectStatus | None = None,
+        search: str = "",
     ) -> list[ProjectRecord]:
-        """Return up to `limit` projects in order of their names, starting after `after`."""
+        """Return up to `limit` projects in order of their names, starting after `after`.
+
+        `search`: only those whose name or title has this text, in capitals or not.
+        """
         query = rows.select_projects().limit(limit)
         if after is not None:
             query = query.where(projects.c.name > after)
@@ -304,6 +308,9 @@ class Ledger:
             query = query.where(ensembles.c.name == ensemble)
         if status is not None:
             query = query.where(projects.c.status == status)
+        if search:
+            named = projects.c.name.icontains(search, autoescape=True)
+            query = query.where(named | projects.c.title.icontains(search, autoescape=True))
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
             records = (rows.project_record(row, self._seals) for row in found)
