@@ -140,7 +140,8 @@ def check_secret_key(path: Path) -> Finding:
     try:
         load_secret_key(path)
     except SecretKeyError as error:
-        fix = f"openssl rand -hex 32 > '{path}'" if path.exists() else "terrine init"
+        back = f"Put back {path} from its copy; only where no ledger is yet: terrine init"
+        fix = back if path.parent.is_dir() else "terrine init"
         return Finding("secret key", Severity.PROBLEM, str(error), fix)
     return check_private_file("secret key", path)
 

@@ -128,7 +128,34 @@ def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machin
     key.write_text("hush-hush")
     ((check, state, _, fix),) = machine.wrong()
     assert (check, state) == ("secret key", "problem")
-    assert fix == f"openssl rand -hex 32 > '{key}'"
+    holds(fix, "back", key)
+
+
+@SQLITE_BY_DAY
+@pytest.mark.usefixtures("each_database_url")
+def test_a_secret_key_that_is_gone_is_put_back_and_no_other_is_made(machine: Machine) -> None:
+    made = machine.init()
+    assert made.code == 0
+    key = machine.data / "secret.key"
+    copy = key.read_bytes()
+    for left in (None, b"", b"hush-hush"):
+        key.unlink()
+        if left is not None:
+            key.write_bytes(left)
+        for command in (("init",), ("serve",), ("ledger", "verify", "all")):
+            refused = machine.run(*command)
+            assert refused.code != 0
+            holds(refused.err, "Put", "back", "void", "backup")
+            assert "openssl" not in refused.err
+        assert (key.read_bytes() if key.exists() else None) == left, "nothing is made"
+        holds(machine.wrong()[0][3], "back", key)
+        key.write_bytes(copy)
+        key.chmod(0o600)
+        assert machine.wrong() == [], "to put it back is enough"
+    key.write_text("0" * 64)
+    holds(machine.run("serve").err, "--old-key", "--accept")
+    machine.run("ledger", "seal", "--accept").fine  # noqa: B018
+    assert machine.wrong() == [], "without a copy"
 
 
 @SQLITE_BY_DAY

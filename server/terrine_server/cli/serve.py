@@ -35,7 +35,12 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import upgrade as migrate
 from terrine_server.ledger.copies import registrations
 from terrine_server.ledger.database import reading
-from terrine_server.ledger.migrating import check_schema_once_started, grant, missing_migrations
+from terrine_server.ledger.migrating import (
+    check_schema_once_started,
+    grant,
+    has_tables,
+    missing_migrations,
+)
 from terrine_server.owner import backup as backups
 from terrine_server.owner.backup import Backup, Restore
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
@@ -86,11 +91,12 @@ def prepare(
     """Do what `terrine init` does, and `say` what was made or kept. What is wrong is printed."""
     check_not_restoring(settings)
     make_directories(settings)
-    made = make_secret_key(settings.secret_key_path)
+    engine = connect(settings.database, settings.database_password())
+    # A ledger that is there has a key, and a new one would not open it.
+    made = not has_tables(engine) and make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
     signing = make_checkpoint_key(settings.checkpoint_key_path, origin)
     signer = load_checkpoint_key(settings.checkpoint_key_path)
-    engine = connect(settings.database, settings.database_password())
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
     _check_ensembles(engine, settings)

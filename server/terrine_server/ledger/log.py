@@ -105,7 +105,7 @@ def check_head(connection: Connection, seals: Seals, lock: bool = False) -> Row[
         raise NotSealed(
             "The ledger is sealed with another secret key than this one. Put the key back that it "
             "had (secret.key, or what TERRINE_SECRET_KEY_FILE names); if it was replaced on "
-            "purpose, run `terrine ledger seal --old-key FILE`."
+            "purpose, run `terrine ledger seal --old-key FILE`, or with --accept if it is lost."
         )
     try:
         seals.check("log_head", row._mapping)

@@ -374,6 +374,15 @@ def schema_revision() -> str:
     return head
 
 
+def has_tables(engine: Engine) -> bool:
+    """Return whether there is a ledger, of whichever version. Raises DatabaseUnavailable."""
+    path = sqlite_path(engine)
+    if path is not None and not path.exists():
+        return False
+    with reading(engine) as connection:
+        return MigrationContext.configure(connection).get_current_revision() is not None
+
+
 def check_schema(engine: Engine) -> None:
     """Raise SchemaMismatch, with the command to run, unless the tables are this version's."""
     with reading(engine) as connection:

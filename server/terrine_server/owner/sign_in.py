@@ -32,7 +32,7 @@ MIN_KEY_BYTES = 32
 
 
 class SecretKeyError(TerrineError):
-    """The secret key is missing or too short; the message says how to make one."""
+    """The secret key is missing or too short; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,20 @@ def load_secret_key(path: Path) -> bytes:
     try:
         key = read(path).strip()
     except OSError as error:
-        raise SecretKeyError(
-            f"The secret key {path} cannot be read ({error.strerror}). Run `terrine init`."
-        ) from None
+        raise _lost_key(path, f"cannot be read ({error.strerror})", "") from None
     if len(key) < MIN_KEY_BYTES:
-        raise SecretKeyError(
-            f"The secret key {path} holds {len(key)} bytes; at least {MIN_KEY_BYTES} are needed. "
-            "Make one with `openssl rand -hex 32`."
-        )
+        holds = f"holds {len(key)} bytes; at least {MIN_KEY_BYTES} are needed"
+        raise _lost_key(path, holds, "remove that file, then ")
     return key
+
+
+def _lost_key(path: Path, what: str, first: str) -> SecretKeyError:
+    return SecretKeyError(
+        f"The secret key {path} {what}. Put back the key that the ledger was sealed with: without "
+        "it every token is void, no backup can be restored, and the ledger opens only to who takes "
+        "it as it is (docs/ledger.md, Seals). Where there is no ledger yet, "
+        f"{first}run `terrine init`."
+    )
 
 
 def make_secret_key(path: Path) -> bool:
