@@ -13,7 +13,8 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.estimator import buy
-from terrine_protocol.tables import ClippedError, TableSchema
+from terrine_models.tables.loading import load_table
+from terrine_protocol.tables import ClippedError, Column, TableSchema
 from terrine_protocol.tables.encoding import encode_frame, encode_table
 from terrine_server.app import serving
 from terrine_server.settings import Settings
@@ -92,6 +93,59 @@ def test_gaps_that_the_schema_knows_are_said_and_need_no_confirmation(tmp_path: 
         with pytest.warns(UserWarning, match="wind") as said:
             encode(given, SCHEMA)
         holds(str(said[0].message), 60, 100, 10)
+
+
+EVERY_ROLE = TableSchema.model_validate(
+    {
+        "columns": [
+            *SCHEMA.model_dump()["columns"][1:3],
+            {"name": "gate", "role": "categorical", "values": ["A", "B"]},
+            {"name": "delay", "role": "ordinal", "values": ["none", "short", "long"]},
+            {"name": "full", "role": "boolean"},
+            {"name": "remark", "role": "text", "width": 64},
+            {"name": "late", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
+GIVEN = {
+    "wind": 5,
+    "day": "2024-02-03",
+    "gate": "A",
+    "delay": "short",
+    "full": 1,
+    "remark": "on time",
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_column_is_empty_in_all_rows_by_mistake_or_confirmed(tmp_path: Path, name: str) -> None:
+    """As where a join found nothing."""
+    frame = pd.DataFrame([{**GIVEN, "late": "no"}] * 20)
+    frame[name] = frame[name].astype(object)
+    frame.loc[1:, name] = None
+    for encode, given in ways(frame, tmp_path):
+        notes = list[str]()
+        encode(given, EVERY_ROLE, notes.append)
+        holds("\n".join(notes), name, 19, 20)
+    frame[name] = None
+    for encode, given in ways(frame, tmp_path):
+        notes = list[str]()
+        with refuses(ClippedError, name, 20, "--accept-clipped"):
+            encode(given, EVERY_ROLE, notes.append)
+        holds("\n".join(notes), name, 20)
+        assert len(encode(given, EVERY_ROLE, notes.append, accept_clipped=True)) == 20
+    for _, path in ways(frame, tmp_path)[:2]:
+        with refuses(ClippedError, name, 20, "ignored"):  # of private records, and public ones
+            load_table(path, EVERY_ROLE, notes.append)
+        left_out = [
+            Column(name=name, role="ignored") if column.name == name else column
+            for column in EVERY_ROLE.columns
+        ]
+        without = TableSchema(columns=tuple(left_out))
+        assert len(load_table(path, without, notes.append)) == 20
+        assert len(load_table(path, EVERY_ROLE, notes.append, accept_empty=True)) == 20
+    few = frame[:9]
+    assert len(encode_frame(few, EVERY_ROLE, notes.append)) == 9, "a few may all lack it"
 
 
 @pytest.mark.slow

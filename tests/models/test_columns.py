@@ -49,9 +49,10 @@ def test_dates_booleans_and_orders_are_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", TEXT)
     found = encode_table(path, SCHEMA, said.append, accept_clipped=True)
     assert np.allclose(found, EXPECTED)
-    assert len(said) == 2
+    assert len(said) == 3
     holds(said[0], "day", 1, 2)
     holds(said[1], "ort", 1, 3)
+    holds(said[2], "day", "smoker", "stage", 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.tables import ClippedError, TableSchema
 from terrine_protocol.tables.encoding import encode_frame
 
 SCHEMA = TableSchema.model_validate(
@@ -113,6 +113,23 @@ def test_what_does_not_suit_the_student_is_refused(
     np.save(tmp_path / "new.npy", np.zeros((4, 9), np.float32))
     command = ("student", "predict", tmp_path / given, "--student", tmp_path / "student")
     holds(terrine(*command).refused, *said.split())
+
+
+def test_an_empty_column_is_predicted_from_only_where_it_is_accepted(
+    terrine: Terrine, student: Student, tmp_path: Path
+) -> None:
+    frame = people(20, 1)[0].assign(ward=None)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    command = ("student", "predict", tmp_path / "new.csv", "--student", tmp_path / "student")
+    refused = terrine(*command)
+    assert refused.code == 1
+    holds(refused.err, "ward", 20, "--accept-clipped")
+    out = tmp_path / "labels.csv"
+    holds(terrine(*command, "--accept-clipped", "--out", out).fine, 20)
+    with refuses(ClippedError, "ward", 20, "accept_clipped=True"):
+        student.predict_frame(frame)
+    with pytest.warns(UserWarning, match="ward"):
+        assert len(student.predict_frame(frame, accept_clipped=True).names) == 20
 
 
 def test_a_student_of_arrays_knows_no_columns() -> None:

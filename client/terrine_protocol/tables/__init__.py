@@ -35,7 +35,7 @@ class DataError(TerrineError):
 
 
 class ClippedError(DataError):
-    """More than a tenth of a column is clipped to the schema's range, or missing."""
+    """More than a tenth of a column is clipped to the schema's range, or missing, or all of it."""
 
 
 class Record(ShortRepr):

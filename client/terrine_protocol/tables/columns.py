@@ -44,6 +44,12 @@ MIN_UNKNOWN_VALUES = 10
 their order."""
 MAX_SHOWN_CHARACTERS = 200
 """Characters of a value that an error quotes."""
+MIN_EMPTY_ROWS = 10
+"""Rows in all of which a column is empty, that are not an accident."""
+GO_ON = (
+    "To go on as it is: --accept-clipped, in Python accept_clipped=True, by HTTP "
+    "?accept_clipped=true"
+)
 MAX_CLIPPED_SHARE = 0.1
 """Share of a column's numbers that may be clipped or missing without a word from the student."""
 MIN_SINGLE_STEPS = 2**16
@@ -152,13 +158,21 @@ class Encoder:
         self._named = block.named
         return encoded
 
-    def finish(self, note: Note, accept_clipped: bool = True) -> None:
+    def finish(
+        self,
+        note: Note,
+        accept_clipped: bool = True,
+        accept_empty: bool = False,
+        remedy: str = "If it is to be empty, give it the role ignored in the schema",
+    ) -> None:
         """Say what was not expected.
 
-        Raises ClippedError if that is much of a column's numbers and not accepted, and DataError if
-        nothing of a column is known and there is no header.
+        Raises ClippedError if that is much of a column's numbers, or if all of a column is empty,
+        and not accepted, and DataError if nothing of a column is known and there is no header.
+
+        remedy: what to do about a column that is empty on purpose.
         """
-        much = []
+        much, gaps, empty = list[str](), list[str](), list[str]()
         for column, tally, _ in self._columns:
             name, given = column.name, tally.rows - tally.missing
             if tally.other == given >= MIN_UNKNOWN_VALUES and not self._named:
@@ -181,7 +195,11 @@ class Encoder:
                     f"{start} {tally.cut:,} {of} longer than {MAX_TEXT_CHARACTERS:,} characters; "
                     "what follows is not read."
                 )
-            if tally.missing and column.role == "numeric":
+            if tally.missing == tally.rows >= MIN_EMPTY_ROWS:
+                empty.append(name)
+            if tally.missing and column.role != "numeric":
+                gaps.append(f"{name} ({tally.missing:,} of {tally.rows:,})")
+            elif tally.missing:
                 note(
                     f"{start} {tally.missing:,} of {tally.rows:,} values are missing; "
                     f"{_missing_value(column):g} stands for them."
@@ -189,12 +207,18 @@ class Encoder:
             expected = column.role != "numeric" or column.missing is not None
             if tally.outside + (0 if expected else tally.missing) > MAX_CLIPPED_SHARE * tally.rows:
                 much.append(name)
+        if gaps:
+            note(f"{self._what}: values are missing in column {list_names(gaps)}.")
+        if empty and not accept_empty:
+            raise ClippedError(
+                f"{self._what}: column {list_names(empty)} is empty in all "
+                f"{self._columns[0][1].rows:,} rows, as where a join found nothing. {remedy}."
+            )
         if much and not accept_clipped:
             raise ClippedError(
                 f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
                 "schema's range, or missing where the schema knows no gaps: labels of such rows "
-                "may be bought for nothing. Is it in the schema's units? To go on as it is: "
-                "--accept-clipped, in Python accept_clipped=True, by HTTP ?accept_clipped=true."
+                f"may be bought for nothing. Is it in the schema's units? {GO_ON}."
             )
 
 
@@ -391,7 +415,7 @@ def _encode_listed(column: Column, block: RowBlock, out: NDArray[np.float32], ta
     else:
         out[:, 0] = np.where(found < 0, 0.5, found / (len(index) - 1))
         out[:, 1] = found < 0
-    missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places]
+    missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places] & (found < 0)
     tally.missing += int(missing.sum())
     tally.other += int(((found < 0) & ~missing).sum())
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from terrine_protocol.base import normalize
 from terrine_protocol.tables import DataError, TableSchema
 from terrine_protocol.tables.columns import (
+    GO_ON,
     Encoder,
     GrowingArray,
     Note,
@@ -48,13 +49,15 @@ def encode_table(
     progress: Progress = ignore_progress,
     *,
     accept_clipped: bool = False,
+    accept_empty: bool | None = None,
 ) -> NDArray[np.float32]:
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
     It needs the columns that are features, in a header, or without one all columns of the schema,
     or just its features, in order. What the schema does not expect is said in one warning, or to
     `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
-    outside the schema's range or missing, unless that is accepted.
+    outside the schema's range or missing, or a column is empty in all of ten or more rows, unless
+    that is accepted: `accept_empty` is by default as `accept_clipped`.
     """
     path, needed = Path(path), schema.features
     with (
@@ -62,7 +65,8 @@ def encode_table(
         open_by_schema(path, schema, needed, note, digest=False) as file,
     ):
         blocks = file.read_blocks(schema, needed, note, progress)
-        return _encode_blocks(blocks, Encoder(schema, str(path)), note, accept_clipped)
+        encoder = Encoder(schema, str(path))
+        return _encode_blocks(blocks, encoder, note, accept_clipped, accept_empty)
 
 
 def encode_frame(
@@ -189,12 +193,17 @@ def encode_columns(
 
 
 def _encode_blocks(
-    blocks: Iterable[RowBlock], encoder: Encoder, note: Note, accept_clipped: bool
+    blocks: Iterable[RowBlock],
+    encoder: Encoder,
+    note: Note,
+    accept_clipped: bool,
+    accept_empty: bool | None = None,
 ) -> NDArray[np.float32]:
     encoded = GrowingArray((encoder.width,), np.float32)
     for block in blocks:
         encoded.add(encoder.encode(block))
-    encoder.finish(note, accept_clipped)
+    accept_empty = accept_clipped if accept_empty is None else accept_empty
+    encoder.finish(note, accept_clipped, accept_empty, GO_ON)
     return encoded.array()
 
 

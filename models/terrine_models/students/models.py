@@ -264,18 +264,19 @@ class Student:
         names = np.array(self.model.classes)[self.labels(probabilities)]
         return Predictions(names, probabilities)
 
-    def predict_frame(self, frame: Frame) -> Predictions:
+    def predict_frame(self, frame: Frame, *, accept_clipped: bool = False) -> Predictions:
         """Class names and probabilities of a data frame's rows, by the student's own schema.
 
-        Frames as for `terrine_protocol.tables.encoding.encode_frame`. Raises DataError as that
-        does, and if the student learned from no table.
+        Frames as for `terrine_protocol.tables.encoding.encode_frame`, and so is what is accepted.
+        Raises DataError as that does, and if the student learned from no table.
         """
         if self.model.encoding is None:
             raise DataError(
                 "The student learned from no table, so it knows no columns. predict takes arrays "
                 f"of shape [B, {', '.join(map(str, self.model.input.shape))}]."
             )
-        return self.predictions(encode_frame(frame, self.model.encoding))
+        x = encode_frame(frame, self.model.encoding, accept_clipped=accept_clipped)
+        return self.predictions(x)
 
     def with_model(self, **changed: object) -> Student:
         """The same student, described otherwise, as by another threshold."""

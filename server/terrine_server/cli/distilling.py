@@ -139,6 +139,12 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The .csv file to write.")
     ] = None,
+    accept_empty: Annotated[
+        bool,
+        typer.Option(
+            "--accept-clipped", help="Go on although a table's column is empty in all rows."
+        ),
+    ] = False,
 ) -> None:
     """Predict the classes of inputs with a trained student. Needs no server and costs nothing.
 
@@ -147,7 +153,7 @@ def predict(
     [bold]Example[/bold]: terrine student predict census.csv --student student --out labels.csv
     """
     trained = Student.load(student)
-    x = format_of(inputs).inputs(inputs, trained.model, note, True)
+    x = format_of(inputs).inputs(inputs, trained.model, note, True, accept_empty)
     pictures = inputs.is_dir() and not is_table(inputs)
     names = [each.name for each in list_images(inputs)] if pictures else []
     said = trained.predictions(x)

@@ -86,7 +86,9 @@ def forget(
         if name in pools:
             if manifest.encoding is None:
                 fail("--public is for tables: only their teachers match a prior on public rows.")
-            rows = encode_table(pools[name], manifest.encoding, note, accept_clipped=True)
+            rows = encode_table(
+                pools[name], manifest.encoding, note, accept_clipped=True, accept_empty=False
+            )
             pool = PublicData.declare(pools[name].name, rows)
         retraining[name] = editions.Retraining(_load_records(manifest, path), pool)
     named = _names_of_people(members, who)

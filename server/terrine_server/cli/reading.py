@@ -68,7 +68,7 @@ AcceptClipped = Annotated[
     typer.Option(
         "--accept-clipped",
         help="Go on although more than a tenth of a table's column is outside the range of the "
-        "schema, or missing. Labels of such rows are charged as any other.",
+        "schema, or missing, or all of it is. Labels of such rows are charged as any other.",
     ),
 ]
 Classes = Annotated[
@@ -179,10 +179,12 @@ class DataFormat:
     """Refuses a file that is not there or not of this format, reading little of it."""
     public: Callable[[Path, Dataset, Note], PublicRecords]
     """Reads public records of the same format as private ones."""
-    inputs: Callable[[Path, Layout, Note, bool], Inputs]
-    """Reads inputs [N, …] without labels; the last says whether rows may be clipped."""
+    inputs: Callable[[Path, Layout, Note, bool, bool], Inputs]
+    """Reads inputs [N, …] without labels; the last say whether rows may be clipped, and columns
+    empty."""
     labelled: Callable[[Path, Layout, Note, bool], Dataset]
-    """Reads labelled records; the last says whether they are public."""
+    """Reads labelled records; the last says whether they are public. Of private ones, which join
+    others, a column may be empty."""
 
 
 def _public_table(path: Path, private: Dataset, note: Note) -> PublicRecords:
@@ -197,7 +199,7 @@ def _public_table(path: Path, private: Dataset, note: Note) -> PublicRecords:
             for sentence in said:
                 note(sentence)
             return PublicRecords(labelled.inputs, labelled, load_groups(path, schema))
-        inputs = encode_table(path, schema, note, progress, accept_clipped=True)
+        inputs = encode_table(path, schema, note, progress, accept_clipped=True, accept_empty=False)
     groups = load_groups(path, schema)
     note(f"What a student will be cannot be forecast without public labels: {reason}")
     return PublicRecords(inputs, groups=groups)
@@ -260,24 +262,24 @@ def _image(path: Path, like: Layout) -> ImageFormat:
 TABLE = DataFormat(
     check=check_table,
     public=_public_table,
-    inputs=lambda path, like, note, accept: encode_table(
-        path, _encoding(path, like), note, accept_clipped=accept
+    inputs=lambda path, like, note, clipped, empty: encode_table(
+        path, _encoding(path, like), note, accept_clipped=clipped, accept_empty=empty
     ),
     labelled=lambda path, like, note, public: load_table(
-        path, _encoding(path, like), note, public=public
+        path, _encoding(path, like), note, public=public, accept_empty=not public
     ),
 )
 ARRAYS = DataFormat(
     check=Path.stat,
     public=_public_arrays,
-    inputs=lambda path, like, note, accept: load_inputs(path),
+    inputs=lambda path, like, note, clipped, empty: load_inputs(path),
     labelled=lambda path, like, note, public: load_idx(path, classes=like.classes),
 )
 ARCHIVE = replace(ARRAYS, public=_public_archive, labelled=_load_labelled_archive)
 PICTURES = DataFormat(
     check=list_images,
     public=_public_pictures,
-    inputs=lambda path, like, note, accept: load_images(path, _image(path, like)),
+    inputs=lambda path, like, note, clipped, empty: load_images(path, _image(path, like)),
     labelled=lambda path, like, note, public: load_image_classes(
         path, _image(path, like), classes=like.classes
     ),

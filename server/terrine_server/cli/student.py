@@ -180,7 +180,7 @@ def load_pool(path: Path, client: Client, accept_clipped: bool) -> Inputs:
     if not path.is_dir():
         open_regular_file(path).close()  # what is wrong with it is said without asking the service
     like = client.project().ensemble
-    return format_of(path).inputs(path, like, note, accept_clipped)
+    return format_of(path).inputs(path, like, note, accept_clipped, accept_clipped)
 
 
 def save_labels(labels: Labels, out: Path) -> None:
