@@ -17,6 +17,7 @@ from terrine_server.planning.plan import (
     DataDependent,
     Plan,
     PublishingPlan,
+    choose_schedule,
     default_grid,
     plan,
     specifications,
@@ -243,6 +244,33 @@ def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
     assert gain(1000, 40.0, 0.7) > 1.5
     assert gain(5000, 100.0, 0.8) > 1.6
     assert gain(250, 40.0, 0.9) == 0
+
+
+@pytest.mark.parametrize(
+    ("teachers", "sigma", "worst", "published_sigma", "published"),
+    [
+        (250, 50.0, 1_454, None, None),
+        (1000, 200.0, 23_296, 120.0, 38_068),
+        (4000, 800.0, 372_782, 480.0, 866_638),
+    ],
+)
+def test_noise_is_searched_for_each_way_to_account(
+    teachers: int, sigma: float, worst: float, published_sigma: float | None, published: int | None
+) -> None:
+    """In the worst case much noise is best; where votes are clear, less of it, accounted as cast."""
+    votes = synthetic(teachers, Consensus(0.95))
+    found = plan("gnmax", [votes], epsilon=4.0, delta=DELTA)
+    assert found.chosen.spec["sigma"] == sigma
+    assert found.chosen.answers == pytest.approx(worst, rel=1e-3)
+    if published is None:
+        assert found.publishing is None or found.publishing.queries < worst
+        return
+    assert found.published.spec["sigma"] == published_sigma
+    assert found.publishing is not None
+    assert found.publishing.queries == pytest.approx(published, rel=1e-3)
+    order = found.publishing.publication.order
+    opened = choose_schedule(found.published.spec, votes, epsilon=4.0, delta=DELTA, order=order)
+    assert opened == (found.publishing.publication, found.publishing.schedule), "as it is advised"
 
 
 @pytest.mark.slow

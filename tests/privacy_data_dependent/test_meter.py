@@ -119,6 +119,18 @@ def test_bad_votes_and_orders_are_refused() -> None:
         meter(SPECS[0], 12, 3).spend(np.zeros(12 * 16 + 1), 0.0)
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec["name"]))
+def test_a_tally_of_public_votes_is_metered_in_less_time_and_alike(spec: dict[str, Any]) -> None:
+    reader = meter(spec, 60, 3)
+    tally = np.zeros(reader.size)
+    tally[np.random.default_rng(2).integers(0, reader.size, 3)] = 1.5
+    betas = [0.05, 0.2, 2.0]
+    alike = zip(reader.spends(tally, betas), reader.spends(tally, betas, known=True), strict=True)
+    for found, quick in alike:
+        assert quick.cost == found.cost
+        assert quick.smooth_sensitivity == pytest.approx(found.smooth_sensitivity, rel=1e-12)
+
+
 def test_distances_that_are_not_followed_change_nothing_that_matters() -> None:
     """Far away, the largest change of all stands in: smooth, and below every other term."""
     reader = meter({"name": "gnmax", "sigma": 60.0}, 3000, 4, order=8.0)

@@ -177,7 +177,7 @@ def test_pate_over_rest_from_made_up_stays_to_the_ledger(
         confident, interactive, budget, ledger = type_in()
         outcomes = [each["outcome"] for each in confident["results"]]
         assert set(outcomes) == {"answered", "abstained", "refused"}
-        assert 550 <= outcomes.count("answered") <= 650, "README says about 600"
+        assert 580 <= outcomes.count("answered") <= 680, "README says about 630"
         assert interactive["results"][0]["outcome"] in ("answered", "abstained", "reinforced")
         assert budget["project"] == "confident"
         assert budget["charges"] == 2000 - outcomes.count("refused")

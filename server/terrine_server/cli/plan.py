@@ -167,17 +167,20 @@ def _show_fitted(found: Plan, rows: int) -> None:
 
 
 def _show_publishing(found: Plan) -> None:
-    publishing = found.publishing
-    worst = max(int(quoted.considered.answers / found.pass_rate) for quoted in found.quotes)
-    if publishing is None or publishing.queries <= worst:
+    publishing, published = found.publishing, found.published
+    worst = max(quoted.considered.answers for quoted in found.quotes)
+    answers = 0.0 if publishing is None else publishing.queries * published.answered
+    if publishing is None or answers <= worst:
         say("Data-dependent accounting does not pay here: use the worst case.")
         return
     order = publishing.publication.order
     say(
-        f"Data-dependent accounting would answer {publishing.queries / worst - 1:.0%} more, with "
-        f"figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. To "
-        f"use it, register the ensemble with --rule rdp:{order:g} and open the project with "
-        "--accounting data_dependent and the --consensus of this plan."
+        f"Data-dependent accounting would give {answers / worst - 1:.0%} more answers: about "
+        f"{answers:,.0f} with {_parameters(published)}, of which {published.accuracy:.2%} agree, "
+        f"and figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. "
+        f"To use it, register the ensemble with --rule rdp:{order:g} and open the project with "
+        f"--mechanism {mechanism_text(dict(published.spec))}, --accounting data_dependent and the "
+        "--consensus of this plan."
     )
 
 

@@ -167,7 +167,7 @@ class DataDependent:
         worst, (meter, tally) = self.worst[order], self._tally(order)
         betas = [product / order for product in SMOOTHNESS]
         releases, columns = [], []
-        for beta, spend in zip(betas, meter.spends(tally, betas), strict=True):
+        for beta, spend in zip(betas, meter.spends(tally, betas, known=True), strict=True):
             # Both grow with the number of queries.
             of_a_query = spend.cost, spend.smooth_sensitivity - FLOOR
             for sigma in SIGMAS.tolist():
@@ -358,8 +358,9 @@ class Plan:
     `by_teachers`: the best candidate of each ensemble. `quotes`: for each rule that the project can
     be opened under, on an ensemble whose cap is in Rényi DP; it takes the first. `pass_rate`: the
     share of queries by which answers are counted. `rate_is_shown`: whether votes that were cast
-    show it; then prices are divided by it, and by one that is assumed none is. `publishing`: how a
-    data-dependent project would publish, None if that buys nothing or was not asked for.
+    show it; then prices are divided by it, and by one that is assumed none is. `published`: the
+    best candidate of a data-dependent project, on the same ensemble as `chosen`; `publishing`: how
+    it would publish, None if that buys nothing or was not asked for.
     """
 
     chosen: Candidate
@@ -371,6 +372,7 @@ class Plan:
     pass_rate: float
     rate_is_shown: bool
     quotes: Sequence[Quote]
+    published: Candidate
     publishing: PublishingPlan | None
 
     @property
@@ -415,9 +417,10 @@ def plan(
     chosen = max(pool, key=_worth)
     votes = known[chosen.teachers]
     mechanism, _, rate = _forecast_spec(chosen.spec, votes)
-    publishing = None
+    published, publishing = chosen, None
     if data_dependent:
-        publishing = DataDependent(mechanism, votes, delta=delta).plan(epsilon)
+        alike = [each for each in pool if each.teachers == chosen.teachers]
+        published, publishing = _choose_published(alike, chosen, votes, epsilon, delta)
     return Plan(
         chosen=chosen,
         by_teachers=tuple(by_teachers[teachers] for teachers in sorted(by_teachers)),
@@ -428,8 +431,29 @@ def plan(
         pass_rate=rate,
         rate_is_shown=votes.cast,
         quotes=_quotes(mechanism, epsilon, delta, rate, shown=votes.cast),
+        published=published,
         publishing=publishing,
     )
+
+
+def _choose_published(
+    candidates: Sequence[Candidate], chosen: Candidate, votes: Votes, epsilon: float, delta: float
+) -> tuple[Candidate, PublishingPlan | None]:
+    """Return the candidate that data-dependent accounting buys the most answers of, and how.
+
+    It needs less noise than the one that is best in the worst case: where the vote is clear, less
+    noise costs next to nothing. Each publication frees at most the whole budget again, so that a
+    candidate is left out whose worst case is too far behind.
+    """
+    best, how, most = chosen, None, 0.0
+    for each in sorted(candidates, key=_worth, reverse=True):
+        if (max(NUMBERS_OF_PUBLICATIONS) + 1) * each.answers <= most:
+            break
+        mechanism, _, _ = _forecast_spec(each.spec, votes)
+        found = DataDependent(mechanism, votes, delta=delta).plan(epsilon)
+        if found is not None and found.queries * each.answered > most:
+            best, how, most = each, found, found.queries * each.answered
+    return best, how
 
 
 def _candidate(spec: Spec, votes: Votes, epsilon: float, delta: float) -> Candidate:

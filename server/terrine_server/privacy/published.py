@@ -407,26 +407,43 @@ class Meter:
         """Return the cost of a tally's queries and its β-smooth sensitivity. Secret."""
         return self.spends(tally, [beta])[0]
 
-    def spends(self, tally: NDArray[np.int64] | Floats, betas: Sequence[float]) -> list[ActualCost]:
-        """Return the spend of a tally for each β. Secret."""
+    def spends(
+        self,
+        tally: NDArray[np.int64] | Floats,
+        betas: Sequence[float],
+        *,
+        known: bool = False,
+    ) -> list[ActualCost]:
+        """Return the spend of a tally for each β. Secret.
+
+        `known`: the tally is of votes that are public, as in a forecast, so that how long it takes
+        may depend on them: of few different votes it takes much less, and is the same.
+        """
         rates = np.array([check_beta(beta) for beta in betas])
         # From here on, the largest change that any votes allow stands for all larger distances. It
         # is smooth too, since it is the same for neighbours, and far too small to matter.
         reach = min(self.teachers, math.ceil(FURTHEST / rates.min()))
         decay = np.exp(-np.outer(rates, np.arange(reach)))
         cost = float(np.sum(np.concatenate([part.costs for _, part in self._parts]) * tally))
-        smooth = (self.local_sensitivities(tally, reach) * decay).max(axis=1)
+        smooth = (self.local_sensitivities(tally, reach, known=known) * decay).max(axis=1)
         if reach < self.teachers:
             smooth = np.maximum(smooth, np.exp(-rates * reach) * self._largest_change(tally))
         smooth *= 1 + MARGIN
         return [ActualCost(cost * (1 + MARGIN), float(each) + FLOOR) for each in smooth]
 
-    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
+    def local_sensitivities(
+        self, tally: NDArray[np.int64] | Floats, reach: int, *, known: bool = False
+    ) -> Floats:
         """Return Σ LS(k, d) over the queries of a tally, float[reach], for d = 0, 1, …"""
         total = np.zeros(reach)
         for first, part in self._parts:
-            if part.step:
-                total += part.local_sensitivities(tally[first : first + len(part.costs)], reach)
+            here = tally[first : first + len(part.costs)]
+            if not part.step:
+                continue
+            if known and np.count_nonzero(here) < reach:
+                total += part.sensitivities_of_few(here, reach)
+            else:
+                total += part.local_sensitivities(here, reach)
         return total
 
     def _largest_change(self, tally: NDArray[np.int64] | Floats) -> float:
@@ -471,12 +488,29 @@ class _EventStatistic:
         largest = np.searchsorted(-self.levels, -mean_tail, side="right") - 1
         return np.maximum(largest, 0)
 
-    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
-        """Return Σ LS(k, d) over this part of a tally, float[reach]."""
+    @property
+    def _change(self) -> Floats:
+        """The most that one vote changes the cost of each value."""
         width = 2 * self.step + 1
         highest = maximum_filter1d(self.costs, width, mode="nearest")
         lowest = -maximum_filter1d(-self.costs, width, mode="nearest")
-        change = np.maximum(highest - self.costs, self.costs - lowest)
+        change: Floats = np.maximum(highest - self.costs, self.costs - lowest)
+        return change
+
+    def sensitivities_of_few(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
+        """Return the same as `local_sensitivities`, following each value that is counted."""
+        change, last = self._change, len(self.costs) - 1
+        moved = self.step * np.arange(reach)
+        total = np.zeros(reach)
+        for value in np.flatnonzero(tally):
+            below = np.maximum.accumulate(change[value::-1])[np.minimum(moved, value)]
+            above = np.maximum.accumulate(change[value:])[np.minimum(moved, last - value)]
+            total += tally[value] * np.maximum(below, above)
+        return total
+
+    def local_sensitivities(self, tally: NDArray[np.int64] | Floats, reach: int) -> Floats:
+        """Return Σ LS(k, d) over this part of a tally, float[reach]."""
+        width, change = 2 * self.step + 1, self._change
         total = np.empty(reach)
         for distance in range(reach):
             total[distance:] = tally @ change
