@@ -551,7 +551,7 @@ def split_bundle(bundle: bytes) -> list[bytes]:
 
 
 def join_bundle(entries: list[bytes]) -> bytes:
-    """Return what `entries_in` reads."""
+    """Return what `split_bundle` reads."""
     return b"".join(len(entry).to_bytes(2, "big") + entry for entry in entries)
 
 

@@ -83,7 +83,7 @@ def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:
         where = ".".join(map(str, item["loc"])).upper()
         found = f"TERRINE_{where}: {item['msg']}." if where else item["msg"]
         found = found.replace("Value error, ", "")
-        yield Finding("settings", Severity.PROBLEM, found, "docs/api.md lists the settings")
+        yield Finding("settings", Severity.PROBLEM, found, "docs/settings.md lists the settings")
 
 
 def check_variables(environment: Mapping[str, str]) -> Finding:
@@ -229,11 +229,11 @@ def check_database_rights(engine: Engine) -> Iterator[Finding]:
 def check_whole_schema(engine: Engine) -> Iterator[Finding]:
     """Check that the whole schema is as this version's migrations make it."""
     parts = schema_differences(engine)
-    load_added = [part.part for part in parts if part.change == "added"]
+    added = [part.part for part in parts if part.change == "added"]
     lost = [str(part) for part in parts if part.change != "added" and not part.restore]
     restorable = [str(part) for part in parts if part.restore]
-    if load_added:
-        found = f"The schema has what is not Terrine's: {'; '.join(load_added)}."
+    if added:
+        found = f"The schema has what is not Terrine's: {'; '.join(added)}."
         fix = "Find out who added it, then DROP it; terrine ledger verify all"
         yield Finding("schema", Severity.PROBLEM, found, fix)
     if restorable:
@@ -393,11 +393,11 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
             continue
         whole += 1
         newest = max(filter(None, [newest, *(entry.created_at for entry in last)]), default=None)
-    text = (
+    said = (
         f"Projects whose last entry is as balance and accounts say: {whole} of {len(names)}. "
         "All entries: `terrine ledger verify`."
     )
-    yield Finding("ledger", Severity.OK, text)
+    yield Finding("ledger", Severity.OK, said)
     yield check_newest_charge(datetime.now(UTC), newest)
 
 
@@ -409,8 +409,8 @@ def check_log(ledger: Ledger) -> Iterator[Finding]:
             "log", Severity.PROBLEM, problem, "terrine ledger show; docs/ledger.md, Edits by hand"
         )
     if found.ok:
-        text = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
-        yield Finding("log", Severity.OK, text)
+        said = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
+        yield Finding("log", Severity.OK, said)
 
 
 def check_signed_checkpoint(ledger: Ledger, settings: Settings) -> Finding:

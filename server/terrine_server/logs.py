@@ -20,7 +20,7 @@ import structlog
 MAX_FRAMES = 12
 """Number of innermost frames of a traceback that are logged."""
 MAX_REPEATED_LINES = 10
-"""Lines of libraries with the same text in `ALIKE_SECONDS`; what they say more is counted."""
+"""Lines of libraries with the same text in `REPETITION_SECONDS`; what they say more is counted."""
 REPETITION_SECONDS = 60.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from support.databases import SQLITE_BY_DAY, as_owner
+from support.documents import ROOT
 from support.ledgers import answered, unguarded
 from support.servers import Machine
 from support.wording import holds, says
@@ -89,8 +91,11 @@ def test_invalid_settings_are_named_without_their_values(machine: Machine) -> No
     ((check, state, found, fix),) = machine.wrong(TERRINE_GREETING="hush-hush")
     assert (check, state, fix) == ("settings", "warning", "unset TERRINE_GREETING")
     assert "TERRINE_GREETING" in found
-    ((check, state, found, _),) = machine.wrong(TERRINE_PORT="hush-hush")
+    ((check, state, found, fix),) = machine.wrong(TERRINE_PORT="hush-hush")
     assert (check, state) == ("settings", "problem")
+    page = re.search(r"docs/\S+\.md", fix)
+    assert page is not None, fix
+    assert "`TERRINE_PORT`" in (ROOT / page[0]).read_text()
     assert found.startswith("TERRINE_PORT: ")
     misspelt = machine.wrong(TERRINE_REQUEST_PER_MINUTE="7")
     holds(misspelt[0][2], "TERRINE_REQUESTS_PER_MINUTE?")

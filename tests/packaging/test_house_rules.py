@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -35,6 +36,14 @@ NO_SENTENCES = {
     "schema: missing: trigger": "left out of tests/wording.txt, as the triggers change",
 }
 """Texts that tests look for although they have several words, and why."""
+IN_BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
+OTHERS_NAMES = {
+    "count_NAME": "columns of a frame of answers, one for each class",
+    "feature_names_in_": "scikit-learn's",
+    "n_features_in_": "scikit-learn's",
+    "sha256sum": "a command",
+}
+"""Names in backticks that are not of our code, and whose they are."""
 SENTENCES = """
 @pytest.mark.parametrize(("given", "why"), [("a", "nobody is called so"), ("b", "12")])
 def test_refusals(given: str, why: str) -> None:
@@ -101,6 +110,72 @@ def test_no_file_names_a_package_registry(tracked: list[Path]) -> None:
 
 def test_no_file_has_a_todo(tracked: list[Path]) -> None:
     assert findings(tracked, r"\b[T]ODO\b", r"\b[F]IXME\b", r"\b[X]XX\b") == []
+
+
+def test_a_name_in_backticks_is_one_and_a_local_hides_no_import(tracked: list[Path]) -> None:
+    """What a renaming leaves behind, in what is installed."""
+    roots = ("server", "client", "models")
+    trees = {
+        path: ast.parse(text_of(path))
+        for path in tracked
+        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in roots
+    }
+    known = {*dir(builtins), *OTHERS_NAMES}
+    for path, tree in trees.items():
+        known |= {*path.relative_to(REPOSITORY).with_suffix("").parts, *names_of(tree)}
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{number}: nothing is named {name}"
+        for path in trees
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        for name in IN_BACKTICKS.findall(line)
+        if not known.issuperset(filter(None, name.split(".")))
+    ]
+    wrong += [
+        f"{path.relative_to(REPOSITORY)}:{line}: {name} hides what is imported"
+        for path, tree in trees.items()
+        for line, name in hidden_imports(tree)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_renaming_leaves_behind_is_seen() -> None:
+    tree = ast.parse(
+        "from re import sub, match\n"
+        "def f(x, *, match): sub = 1; y = [0 for match in x]; z.sub = 'colour shape'; return y\n"
+    )
+    assert sorted(name for _, name in hidden_imports(tree)) == ["match", "sub"]
+    assert names_of(tree) == {"sub", "match", "f", "x", "y", "z", "re", "colour", "shape"}
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    """All names that code uses or defines, and words of its texts except docstrings."""
+    names: set[str] = set()
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.ClassDef(name=name) | ast.Name(id=name) | ast.Attribute(attr=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                names.add(name)
+            case ast.Import(names=imported) | ast.ImportFrom(names=imported):
+                names |= {part for each in imported for part in each.name.split(".")}
+                names |= set((getattr(node, "module", None) or "").split("."))
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                names |= set(re.findall(r"\w+", text))
+    return names
+
+
+def hidden_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines and names that functions assign to and that the module imports."""
+    nodes = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {each.asname or each.name for node in nodes for each in node.names}
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {id(node): node for function in functions for node in ast.walk(function)}
+    for node in inside.values():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in imported:
+            yield node.lineno, node.id
 
 
 def test_tests_hold_errors_to_names_and_not_to_sentences(tracked: list[Path]) -> None:

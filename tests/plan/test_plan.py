@@ -257,7 +257,7 @@ def test_publishing_pays_for_many_teachers_and_not_for_few() -> None:
 def test_noise_is_searched_for_each_way_to_account(
     teachers: int, sigma: float, worst: float, published_sigma: float | None, published: int | None
 ) -> None:
-    """In the worst case much noise is best; where votes are clear, less of it, accounted as cast."""
+    """In the worst case much noise is best; accounted as cast, less, where votes are clear."""
     votes = synthetic(teachers, Consensus(0.95))
     found = plan("gnmax", [votes], epsilon=4.0, delta=DELTA)
     assert found.chosen.spec["sigma"] == sigma

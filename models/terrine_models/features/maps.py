@@ -953,8 +953,8 @@ def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:
     """
     pixels, channels = View("identity"), x.reshape(*x.shape[:3], -1) if x.ndim > 2 else None
     grey = channels is not None and bool((channels == channels[..., :1]).all())
-    like = inputs.model_copy(update={"shape": inputs.shape[:2]}) if grey else inputs
-    usual = base_of(like)
+    shown = inputs.model_copy(update={"shape": inputs.shape[:2]}) if grey else inputs
+    usual = base_of(shown)
     if usual == "identity":
         return (pixels,)
     if usual == "oriented_gradients":

@@ -508,7 +508,7 @@ class Features:
     as_new: Floats
     """The same, of each input as if the graph did not have it."""
     spreads: WeakKeyDictionary[Answers, float] = field(default_factory=WeakKeyDictionary)
-    """What `spread_of` chose."""
+    """What `choose_spread` chose."""
     _around: dict[float, csr_array] = field(default_factory=dict, repr=False)
 
     def around(self, voting: float) -> csr_array:

@@ -118,7 +118,8 @@ class _Trial:
     """[K], by how much the most probable class is ahead."""
     calibration: Calibration
     fewer: float
-    """Of two classes: how often the rarer is said, relative to its prior (`confined`)."""
+    """Of two classes: how often the rarer is said, relative to its prior, if
+    `confine_rarer_class` confines it."""
 
 
 def choose(

@@ -801,12 +801,12 @@ class SchemaProposal:
 
     def to_json(self) -> str:
         """The schema as a file to be edited, with what was guessed and why beside each column."""
-        as_text = self.schema.model_dump(mode="json", exclude_none=True)
-        for column, guess in zip(as_text["columns"], self.guesses, strict=True):
+        document = self.schema.model_dump(mode="json", exclude_none=True)
+        for column, guess in zip(document["columns"], self.guesses, strict=True):
             column["why"] = guess.why
             if guess.doubt is not None:
                 column["check"] = guess.doubt
-        return json.dumps(as_text, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def propose_schema(

@@ -526,7 +526,7 @@ def build(
 def _sample_public(
     public: PublicData, *, by_person: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Public rows to find radii among, `MOST_POINTS` at most, and whose each is.
+    """Public rows to find radii among, `MAX_GRAPH_POINTS` at most, and whose each is.
 
     `by_person`: whole people, if it is known whose rows are; else each row is a person.
     """

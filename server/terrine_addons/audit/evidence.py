@@ -233,8 +233,8 @@ def needed_if_poisoned(
     """Return the largest share of an example's prices that queries as they come are found to need.
 
     `poisoned`: the share of its teachers that vote as the adversary likes, who knows the other
-    votes. The queries are of the kinds of `NATURAL`, each as often, and are seen, so that a moment
-    of the whole is the mean of theirs.
+    votes. The queries are of the kinds of `NATURAL_SHARES`, each as often, and are seen, so that a
+    moment of the whole is the mean of theirs.
     """
     costs = abstention.cost / COST_UNITS, answer.cost / COST_UNITS
     own = round(poisoned * TEACHERS)

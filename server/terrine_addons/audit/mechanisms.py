@@ -466,7 +466,7 @@ def _suspect(
     pairs: Sequence[tuple[Request, Request]],
     seen: dict[Request, Counter[Seen]],
 ) -> list[SuspectEvent]:
-    """Return the events for which these draws prove the largest loss, at the level `RANKED_AT`."""
+    """Return the events for which these draws prove the largest loss, at `RANKING_LEVEL`."""
     views = {votes: _view_sample(aspect, counter) for votes, counter in seen.items()}
     suspicions = [
         SuspectEvent(one, other, event)

@@ -49,7 +49,7 @@ MAX_WAITING_BYTES = 2**30
 MAX_ROUND_INPUTS = 2**14
 """Inputs of one round, at most: four times what the service takes in one request by default."""
 MAX_SHARE_BYTES = 64 * 2**20
-"""Of one share, at most; see also `MEMORY`."""
+"""Of one share, at most; see also `MAX_WAITING_BYTES`."""
 MAX_OPENING_BYTES = 2**20
 """Of a request that opens a round: the names of its owners."""
 

@@ -2,9 +2,9 @@
 
 Who is asked, and how long their answers are waited for, is fixed in the federation and public. An
 owner whose answer does not come in time, or is not one, is absent from that batch: their vote is
-then cast by a public rule that looks at the input alone (`stand_in`). So every tally is full, and
-what an owner does, answering, lying or failing, moves their own vote and nobody else's: see
-docs/addons/federation.md.
+then cast by a public rule that looks at the input alone (`substitute_vote`). So every tally is
+full, and what an owner does, answering, lying or failing, moves their own vote and nobody else's:
+see docs/addons/federation.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A link, since our policy lets no form lead to another site. The browser keeps the attempt in a
 cookie of its own, which is `SameSite=Lax`: the answer comes from the issuer's site. For the same
-reason the way on to the overview is a page, not a redirect: the session's cookie is `Strict`.
+reason the way on to the overview is a page, not a redirect: the session's is `SameSite=Strict`.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class OnnxModel:
         """Whether it takes one row at a time: exporters fix the batch unless told otherwise."""
         found = {each.name: each for each in self.session.get_outputs()}
         if output is None and len(found) > 1:
-            list_names = ", ".join(f"{each.name} {each.type}" for each in found.values())
-            raise ModelError(f"it has several outputs ({list_names}): choose one with --output")
+            outputs = ", ".join(f"{each.name} {each.type}" for each in found.values())
+            raise ModelError(f"it has several outputs ({outputs}): choose one with --output")
         if output is not None and output not in found:
             raise ModelError(f"it has no output {output}; its outputs: {', '.join(found)}")
         self.output: str = next(iter(found)) if output is None else output
@@ -368,10 +368,10 @@ def check_rows(model: Any, opset: int, origins: Mapping[str, Origin]) -> None:
     """Raise ModelError for an operator that can be seen to combine the rows of a batch.
 
     `model`: an onnx.ModelProto; `opset`: of ai.onnx; `origins`: of `check_operators`. Sizes are
-    inferred for a batch of `ROWS`. No operator may work along an axis that has the rows, or make a
-    tensor that has them on two axes, as where each is compared with each, or on none, as a sum over
-    all. Where sizes are not known, nothing is refused. A model that takes one row at a time cannot
-    combine any.
+    inferred for a batch of `PROBE_BATCH_ROWS`. No operator may work along an axis that has the
+    rows, or make a tensor that has them on two axes, as where each is compared with each, or on
+    none, as a sum over all. Where sizes are not known, nothing is refused. A model that takes one
+    row at a time cannot combine any.
     """
     sizes = _sizes(model)
     if sizes is None:
@@ -411,7 +411,7 @@ def _with_rows(sizes: Sequence[int | None]) -> set[int]:
 
 
 def _sizes(model: Any) -> dict[str, tuple[int | None, ...]] | None:
-    """The sizes of each tensor of known rank for `ROWS` rows; None for a model that takes one."""
+    """The sizes of each tensor of known rank for `PROBE_BATCH_ROWS`; None for a model of one."""
     import onnx
 
     fed = {each.name for each in model.graph.initializer}

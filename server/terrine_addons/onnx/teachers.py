@@ -243,7 +243,7 @@ class Declaration:
     output: str | None = None
     """The output to use, of models with several."""
     sharded: Partition | None = None
-    """Of shards that `splitting.split` wrote."""
+    """Of shards that `shards.split` wrote."""
 
 
 def import_ensemble(

@@ -229,7 +229,7 @@ class Broadcast:
 
 @contextmanager
 def on_ray(address: str | None) -> Iterator[Trainer]:
-    """Join the cluster at `address` (see `ray_cluster.connect`); yield a trainer for it.
+    """Join the cluster at `address` (see `connect`); yield a trainer for it.
 
     Leaves the cluster at the end, whatever happens: then it ends the tasks that still run there.
     To cancel them first is no safer: Ray aborts this process when one finishes just then.

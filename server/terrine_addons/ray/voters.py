@@ -3,7 +3,7 @@
 An actor verifies and loads the ensemble's files as the server's own threads would, from the same
 path: on another machine, that is a shared directory. Its votes are the same, bit for bit. An actor
 that ends, or is silent for too long, is replaced. Nothing is charged before all votes are there.
-Inputs travel within the messages, and never enter Ray's object store (`ray_cluster`).
+Inputs travel within the messages, and never enter Ray's object store (`training`).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class RayVoters(Voters):
     def __init__(
         self, data_dir: Path, address: str | None, actors: int | None, seconds: float
     ) -> None:
-        """`address`: see `ray_cluster.connect`; `actors`: by default one for each processor.
+        """`address`: see `training.connect`; `actors`: by default one for each processor.
 
         `seconds`: how long no actor may answer. Without a cluster, joining it is tried again later.
         """

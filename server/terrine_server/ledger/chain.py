@@ -218,7 +218,7 @@ def counts_as_text(counts: Counts | None) -> str | None:
 
 
 def counts_from_text(text: str | None) -> Counts | None:
-    """The inverse of `text_of`. ValueError or TypeError for what it never writes."""
+    """The inverse of `counts_as_text`. ValueError or TypeError for what it never writes."""
     return None if text is None else whole_numbers(json.loads(text))
 
 

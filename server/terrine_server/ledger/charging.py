@@ -218,11 +218,15 @@ def _in_sqlite(
 ) -> bool:
     if connection.exec_driver_sql(_MOVE, dict(move)).rowcount != 1:
         return False
-    rows = [(move["project"], iso(now), *entry) for entry in entries]
-    check_written(connection.exec_driver_sql(_SQLITE_APPEND, rows).rowcount, len(rows))
+    new_charges = [(move["project"], iso(now), *entry) for entry in entries]
+    check_written(
+        connection.exec_driver_sql(_SQLITE_APPEND, new_charges).rowcount, len(new_charges)
+    )
     if paid:
-        rows = [(move["project"], *payment) for payment in paid]
-        check_written(connection.exec_driver_sql(_SQLITE_PAYMENTS, rows).rowcount, len(rows))
+        new_payments = [(move["project"], *payment) for payment in paid]
+        check_written(
+            connection.exec_driver_sql(_SQLITE_PAYMENTS, new_payments).rowcount, len(paid)
+        )
     return True
 
 

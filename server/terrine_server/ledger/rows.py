@@ -500,7 +500,7 @@ def population_record(fields: Mapping[Any, Any], seals: Seals) -> PopulationReco
         seals.check("populations", fields)
         check_logged("population", fields)
         said = fields["disjoint_from"]
-        values = {column.name: fields[column.name] for column in populations.c}
+        values = {each.name: fields[each.name] for each in populations.c}
         values["disjoint_from"] = None if said is None else tuple(json.loads(said))
         del values["seal"]
         population = PopulationRecord(**values)
@@ -601,8 +601,8 @@ def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]])
 
     `ends`: number and hash of the charge with the account's last number, and of any later one.
     """
-    genesis, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
-    if set(ends or [(0, genesis)]) != {(project.charges, head)}:
+    start, head = bytes.fromhex(project.genesis), bytes.fromhex(project.head)
+    if set(ends or [(0, start)]) != {(project.charges, head)}:
         raise LedgerCorrupted(
             f"The last charge of project {project.name} is not the one that its balance stands on.",
             project.name,

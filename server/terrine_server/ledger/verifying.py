@@ -70,13 +70,13 @@ Raw = Mapping[str, Any]
 
 
 def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
-    """Check that the terms are those that the project was open_regular_file with."""
+    """Check that the terms are those that the project was opened with."""
     try:
         start = genesis(project)
     except (TypeError, ValueError):
         start = None  # a value of a type that is never written
     if start != project["genesis"]:
-        yield "terms: their hash is not the one the project was open_regular_file with"
+        yield "terms: their hash is not the one the project was opened with"
     stated = (terms.budget, terms.delta_budget, terms.cap_budget)
     if stated != tuple(project[name] for name in ("budget", "delta_budget", "cap_budget")):
         yield "terms: the project's budgets are not those of its terms"

@@ -285,8 +285,8 @@ class ProjectQuote:
     @property
     def fits(self) -> bool:
         """Whether the cap has room for it."""
-        cap = self.ensemble.population
-        return self.reserved <= cap.cap and self.delta_reserved <= cap.delta_cap
+        of = self.ensemble.population
+        return self.reserved <= of.cap and self.delta_reserved <= of.delta_cap
 
     @property
     def warning(self) -> str | None:

@@ -279,19 +279,19 @@ class _SessionLog:
         """Return the last entry about each session, by id, in order. Raises LedgerCorrupted."""
         since = datetime.now(UTC) - MAX_SESSION_LIFE
         with self._lock:
-            read = self._read or (self._ledger.log_before(since), None)
+            place = self._read or (self._ledger.log_before(since), None)
             try:
-                entries = self._ledger.log_since(*read)
+                entries = self._ledger.log_since(*place)
             except LedgerCorrupted:
                 self._read, self._last = None, {}  # the ledger may have been replaced
                 raise
             last = {id: entry for id, entry in self._last.items() if entry.created_at >= since}
             for entry in entries:
-                read = entry.seq, entry.hash
+                place = entry.seq, entry.hash
                 if entry.action in (Action.SIGNED_IN, Action.SIGNED_OUT):
                     last.pop(entry.subject, None)
                     last[entry.subject] = entry
-            self._read, self._last = read, last
+            self._read, self._last = place, last
             return last
 
 

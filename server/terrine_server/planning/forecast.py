@@ -290,7 +290,7 @@ def _find_neighbour_project(
         _select(sample, own[:MAX_TESTED_ROWS]), pool, near=near, units=setting.units
     )
     try:
-        plan = plan_neighbours(
+        planned = plan_neighbours(
             stand_ins.mean_spending(_drop_repeated(sample.inputs[asked[:MAX_TESTED_ROWS]])[0]),
             units=setting.units,
             near=near,
@@ -298,7 +298,7 @@ def _find_neighbour_project(
             epsilon=setting.epsilon,
             delta=setting.delta,
         )
-        return setting.of_neighbours(plan)
+        return setting.of_neighbours(planned)
     except ParameterError:
         return None
 
@@ -718,15 +718,17 @@ def _ask_designed(draw: _Draw, first: FirstProject) -> tuple[_Draw, _Poll] | Non
 
 def _ask_units(draw: _Draw, pool: PublicData, first: FirstProject) -> tuple[_Poll, _Poll]:
     """Let each row, or person, vote on all other rows; and then only every second of them."""
-    plan = first.neighbours
-    if plan is None:
+    neighbours = first.neighbours
+    if neighbours is None:
         raise ValueError("this option trains teachers")
     own = _select(draw.sample, draw.own)
-    stand_ins = PublicStandIns.place_records(own, pool, near=plan.near, units=first.units)
+    stand_ins = PublicStandIns.place_records(own, pool, near=neighbours.near, units=first.units)
     rows, which = _drop_repeated(own.inputs[: len(draw.learned)])
     units = np.arange(len(own)) if own.groups is None else own.groups
     excluded = units[np.unique(which, return_index=True)[1]]
-    allowance = max(1, round(plan.allowance * stand_ins.denser * len(rows) / plan.queries))
+    allowance = max(
+        1, round(neighbours.allowance * stand_ins.denser * len(rows) / neighbours.queries)
+    )
 
     def poll(one_in: int) -> _Poll:
         votes = stand_ins.cast_votes(rows, allowance, excluded, one_in)[0][which]

@@ -657,7 +657,7 @@ def _mean_cost(costs: OutcomeCosts, pass_rate: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _max_outcome_cost(event: ConfidentMax, order: float) -> float:
-    """Return the most that an outcome may cost at an order: see `MOST_EXPENSIVE`."""
+    """Return the most that an outcome may cost at an order: see `MAX_OUTCOME_COST`."""
     return MAX_OUTCOME_COST * release_cells(event, order, counts_excess(event.sigma2, order)).flat()
 
 

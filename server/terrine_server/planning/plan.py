@@ -165,7 +165,7 @@ class DataDependent:
         Returns the result of the one that reaches the most queries, None if none can publish.
         """
         worst, (meter, tally) = self.worst[order], self._tally(order)
-        betas = [product / order for product in SMOOTHNESS]
+        betas = [smoothness / order for smoothness in SMOOTHNESS]
         releases, columns = [], []
         for beta, spend in zip(betas, meter.spends(tally, betas, known=True), strict=True):
             # Both grow with the number of queries.

@@ -58,7 +58,7 @@ class NeighbourCounts(_Json):
 
     Between neighbours one unit's votes v are replaced by others v', neither of them negative, so
     the counts move by ‖v − v'‖² ≤ 2·norm². That is its price by itself. What all queries of a
-    project cost together, a unit's account bounds: `budget.allowances`.
+    project cost together, a unit's account bounds: `budget.find_allowance`.
     """
 
     sigma: float

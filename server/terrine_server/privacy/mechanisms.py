@@ -790,9 +790,9 @@ class Neighbours:
         Ties go to the lowest class. The accounts that belong to the counts must be durable before
         what is returned is sent. Raises `ValueError` on counts that no units can have cast.
         """
-        cast = check_counts(counts, self.teachers * self.norm, self.classes, sums=False)
-        noise = discrete_gaussian(self.sigma).sample(cast.shape, entropy)
-        return Released.all_counted(cast + noise)
+        votes = check_counts(counts, self.teachers * self.norm, self.classes, sums=False)
+        noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
+        return Released.all_counted(votes + noise)
 
 
 ENTRY_POINT_GROUP = "terrine.mechanisms"

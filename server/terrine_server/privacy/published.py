@@ -270,7 +270,7 @@ def noisy_max_order(sigma: float) -> float:
 def _cheapest(
     level: Floats, terms: BoundTerms, alpha: Floats, valid: NDArray[np.bool_], worst: Floats
 ) -> Floats:
-    """Return min(small_q_bound rounded up, worst) where valid [A, B], else worst; float[B, A]."""
+    """Return min(`small_q_bound` rounded up, worst) where valid [A, B], else worst; float[B, A]."""
     result = np.repeat(worst[:, None], len(level), axis=1)
     rows = max(1, _CHUNK // max(1, len(alpha)))
     for start in range(0, len(level), rows):

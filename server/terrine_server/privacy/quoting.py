@@ -259,7 +259,7 @@ def _budget_units(rule: Rule, epsilon: float, delta: float) -> int:
 
 def _most_cap_cost(budget: int, prices: Iterable[Price]) -> int:
     """Return the most that a whole budget costs in the cap's units: no price has a worse ratio."""
-    return max(-(-budget * price.cap_cost // price.cost) for price in prices if price.cost)
+    return max(-(-budget * each.cap_cost // each.cost) for each in prices if each.cost)
 
 
 def _check_schedule(
