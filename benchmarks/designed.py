@@ -178,7 +178,7 @@ def teach(
     task = Task(inputs, private.spec, private.classes, private.encoding, designed=pool)
     student = choose(task, answers).student
     shares = student.probabilities(tested.inputs)[:, 1] if len(private.classes) == 2 else None
-    return judge(Predicted(student.predict(tested.inputs), shares), tested)
+    return judge(Predicted(student.predict_indices(tested.inputs), shares), tested)
 
 
 def learn(

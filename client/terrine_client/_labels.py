@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
+from terrine_protocol.base import map_class_numbers
+from terrine_protocol.tables.columns import CodedValues, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,6 +92,35 @@ def plain_array(x: Any) -> npt.NDArray[Any]:
 def as_array(x: Any, project: ProjectInfo, accept_clipped: bool) -> npt.NDArray[Any]:
     """Return any inputs as an array; see `encode_columns`."""
     return plain_array(encode_columns(x, project, accept_clipped) if has_columns(x) else x)
+
+
+def index_classes(
+    labels: Iterable[Any], classes: Sequence[str], *, by_index: bool = False
+) -> npt.NDArray[np.int64]:
+    """Return which class each label is of, [N]; -1 for those that are no class.
+
+    labels: [N] names of classes. A number (1, 1.0, True) is a name where classes are named by
+        numbers. Where they are not, it is an index if `by_index`, and otherwise no class.
+
+    Raises ValueError if a number is given and only some classes are named by numbers.
+    """
+    known = {name: place for place, name in enumerate(classes)}
+
+    def find(label: Any) -> int:
+        place = known.get(as_text(label, known))
+        if place is not None:
+            return place
+        if not isinstance(label, int | float) or not float(label).is_integer():
+            return -1
+        numbers = map_class_numbers(classes)
+        if numbers is None:
+            numbers = dict(enumerate(range(len(classes)))) if by_index else {}
+        return numbers.get(int(label), -1)
+
+    coded = CodedValues.of(each.item() if isinstance(each, np.generic) else each for each in labels)
+    found = np.array([find(label) for label in coded.values], dtype=np.int64)
+    indices: npt.NDArray[np.int64] = found[coded.places]
+    return indices
 
 
 NO_COUNT = int(np.iinfo(np.int64).min)

@@ -2,7 +2,7 @@
 
     with Client(url, token) as client:
         made = distill(client, x, Path("student"), held_out=(x_own, y_own))
-    made.student.predict(x_new)
+    made.student.predict(x_new)                       # names of classes
 
 Needs the student extra (in a checkout: pip install '.[student]'). The student's process holds a
 URL, a token and public inputs; the only private information that reaches it is the answers it pays
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_client._answer_file import AnswerFile
+from terrine_client._labels import index_classes
 from terrine_client._privacy import (
     CARD_FILE,
     RECEIPTS_FILE,
@@ -45,6 +46,7 @@ from terrine_client._report import (
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.base import list_names
 from terrine_protocol.files import write_atomically
 from terrine_protocol.mechanisms import COUNTED
 
@@ -72,8 +74,9 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
-Examples = tuple[Array, Ints]
-"""Inputs [N, …] and their class indices [N]."""
+Examples = tuple[Array, Array]
+"""Inputs [N, …] and their labels [N]: names of classes. Numbers are names where classes are named
+by numbers, and where they are not, indices of `ProjectInfo.ensemble.classes`."""
 QUERIES_PER_SAVE = 128
 """Queries after which the answers are saved and the budget is checked."""
 CANDIDATES_PER_QUERY = 4
@@ -121,7 +124,8 @@ def distill(
 ) -> Distilled:
     """Buy labels of `public` [N, …] in rounds and train a student into the directory `out`.
 
-    held_out: the student's own labelled data, to measure its accuracy; never trained on.
+    held_out: the student's own labelled data (`Examples`), to measure its accuracy; never trained
+        on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
     encoding: schema of a table, saved with the student; by default the ensemble's.
     designed: the pool that `public` is of, if the owner designed it (`Client.pool`).
@@ -150,14 +154,14 @@ def distill(
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
-    check_data(public, project, held_out)
+    measured = check_data(public, project, held_out)
     task = make_task(public, project, encoding, seed, designed)
     check_training(training, task)
     if project.mechanism.name in COUNTED:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     answer_file = AnswerFile.open(out, project, public)
     keep_earlier_receipts(client.receipts, out)
-    distillation = Distillation(client, project, held_out, task, training, answer_file)
+    distillation = Distillation(client, project, measured, task, training, answer_file)
     if fetched := distillation.fetch_paid():
         tell(f"The budget is spent. {fetched:,} inputs were answered before: fetched, free.")
     limit = len(public) if queries is None else min(queries, len(public))
@@ -224,7 +228,7 @@ class Distillation:
 
     client: Client
     project: ProjectInfo
-    held_out: Examples | None
+    held_out: tuple[Array, Ints] | None
     task: Task
     training: Training
     answer_file: AnswerFile
@@ -420,7 +424,7 @@ class Distillation:
         )
 
     def _class_metrics(self, student: Student, x: Array, truth: Ints) -> list[ClassMetrics]:
-        predicted = student.predict(x)
+        predicted = student.predict_indices(x)
         return [
             ClassMetrics(
                 name=name,
@@ -472,13 +476,21 @@ def make_input_spec(project: ProjectInfo) -> InputSpec:
     return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
-def check_data(public: Array, project: ProjectInfo, held_out: Examples | None) -> None:
-    """Check inputs against what the project's ensemble takes. Raises DistillError."""
+def check_data(
+    public: Array, project: ProjectInfo, held_out: Examples | None
+) -> tuple[Array, Ints] | None:
+    """Check inputs against what the project's ensemble takes. Raises DistillError.
+
+    Returns what is held out, with the index of each label's class.
+    """
     _check_inputs(public, project, "The public inputs")
-    if held_out is not None:
-        _check_inputs(held_out[0], project, "The held-out inputs")
-        _check_labels(held_out, project)
-        _check_separate(public, held_out[0])
+    if held_out is None:
+        return None
+    x, labels = held_out
+    _check_inputs(x, project, "The held-out inputs")
+    truth = _check_labels(x, labels, project)
+    _check_separate(public, x)
+    return x, truth
 
 
 def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
@@ -490,14 +502,24 @@ def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
         )
 
 
-def _check_labels(held_out: Examples, project: ProjectInfo) -> None:
-    x, labels = held_out
-    classes = len(project.ensemble.classes)
-    if labels.shape != (len(x),) or labels.min() < 0 or labels.max() >= classes:
+def _check_labels(x: Array, labels: Array, project: ProjectInfo) -> Ints:
+    labels, classes = np.asarray(labels, dtype=object), project.ensemble.classes
+    if labels.shape != (len(x),):
         raise DistillError(
-            f"The held-out labels must be one class index below {classes} for each of the "
-            f"{len(x)} held-out inputs."
+            f"The held-out labels have shape {list(labels.shape)}; expected [{len(x)}]: one for "
+            "each held-out input."
         )
+    try:
+        truth = index_classes(labels, classes, by_index=True)
+    except ValueError as error:
+        raise DistillError(f"The held-out {error}.") from None
+    if (truth < 0).any():
+        row = int(np.flatnonzero(truth < 0)[0])
+        raise DistillError(
+            f"The held-out label of row {row} is {labels[row]!r}; expected the name of a class: "
+            f"{list_names(list(map(repr, classes)))}."
+        )
+    return truth
 
 
 def make_task(

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._labels import NO_COUNT, Labels, as_array
+from terrine_client._labels import NO_COUNT, Labels, as_array, index_classes
 from terrine_client.client import Client
 from terrine_client.distill import first_probabilities, make_answers, make_task
+from terrine_protocol.base import list_names
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -117,10 +118,10 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         which the second class is predicted.
     random_state: seed of the training.
 
-    After `fit`: `classes_` (their names, in the project's order; whole numbers if they are named
-    0, 1, …), `labels_` (the index of the class that was bought for each row of X, -1 where there is
-    none), `student_` (which can be saved), `choice_` (what was tried, and why this student),
-    `n_features_in_`, and for data frames `feature_names_in_`.
+    After `fit`: `classes_` (their names, as text, in the project's order), `labels_` (the index of
+    the class that was bought for each row of X, -1 where there is none), `student_` (which can be
+    saved), `choice_` (what was tried, and why this student), `n_features_in_`, and for data frames
+    `feature_names_in_`.
 
     It asks for nothing: cross-validation and grid searches cost no budget. A pickle holds the
     answers and no token, and can be fitted again elsewhere.
@@ -164,7 +165,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"None of the {len(x)} inputs of X was bought and answered: fit on the pool that "
                 "`buy` was given, or on a part of it."
             )
-        self.classes_ = _class_labels(project.ensemble.classes)
+        self.classes_ = np.array(project.ensemble.classes)
         task = make_task(x, project, seed=self.random_state)
         answers = make_answers(project, self.labels_, counts, self.bought.labels.noise_sigma)
         made = choose(task, answers, training)
@@ -182,6 +183,25 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probabilities = self.predict_proba(X)
         names: Array = self.classes_[self.student_.labels(probabilities)]
         return names
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Accuracy on labels y [B], names of classes as in `classes_`.
+
+        Numbers and booleans are names where classes are named by numbers: 1, 1.0 and True are "1".
+        A label that is no class counts as wrong. Raises ValueError if none of them is a class.
+        """
+        check_is_fitted(self)
+        classes = self._project.ensemble.classes
+        labels = np.asarray(y, dtype=object).reshape(-1)
+        truth = index_classes(labels, classes)
+        if len(truth) and not (truth >= 0).any():
+            raise ValueError(
+                f"No label in y is a class of the project {self._project.name}: the first is "
+                f"{labels[0]!r}, expected names such as {list_names(list(map(repr, classes)))}. Of "
+                "indices, `classes_[y]` are the names."
+            )
+        right = self.student_.labels(self.predict_proba(X)) == truth
+        return float(np.average(right, weights=sample_weight))
 
     def _inputs(self, X: Any, project: ProjectInfo, reset: bool) -> Array:  # noqa: N803
         """X as the student takes it; a table's data frame is encoded by the project's schema."""
@@ -218,8 +238,3 @@ def _to_input_dtype(x: Array, project: ProjectInfo) -> Array:
 
 def _digest_rows(x: Array) -> list[bytes]:
     return [hashlib.sha256(np.ascontiguousarray(row).tobytes()).digest() for row in x]
-
-
-def _class_labels(classes: list[str]) -> Array:
-    numbers = np.arange(len(classes))
-    return numbers if classes == [str(number) for number in numbers] else np.array(classes)

@@ -110,7 +110,7 @@ class Lesson:
     def right(self, student: Student) -> int:
         """How many of the part's tests a student has right."""
         tested, test = self.part.tested, self.source.test
-        return int((student.predict(test.inputs[tested]) == test.labels[tested]).sum())
+        return int((student.predict_indices(test.inputs[tested]) == test.labels[tested]).sum())
 
 
 def trained(

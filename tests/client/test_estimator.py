@@ -20,6 +20,7 @@ from support.databases import SECRET_KEY, migrated
 from support.processes import seed_noise
 from support.wording import refuses
 from terrine_client import Client
+from terrine_client._labels import index_classes
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.students.answers import Answers
@@ -124,7 +125,7 @@ def test_it_learns_and_predicts_from_what_was_bought(clients: dict[str, Client])
     assert len(bought.labels) == len(bought.rows) == 60
     spent = clients["w2"].budget().epsilon_spent
     classifier = TerrineClassifier(bought, method="ridge").fit(x)
-    assert classifier.classes_.tolist() == [0, 1, 2]
+    assert classifier.classes_.tolist() == list(CLASSES)
     assert classifier.score(new, truth) > 0.85
     shares = classifier.predict_proba(new)
     assert shares.shape == (300, 3)
@@ -172,6 +173,72 @@ def test_cross_validation_and_searches_buy_nothing(clients: dict[str, Client]) -
         clone(classifier).fit(points(9, 2, 5)[0])
     with refuses(ValueError, "TerrineClassifier(buy(client,"):
         TerrineClassifier().fit(x)
+
+
+WAYS_TO_NAME: list[Callable[[np.ndarray], Any]] = [
+    lambda y: y,
+    lambda y: y.tolist(),
+    lambda y: y.astype(str),
+    lambda y: y.astype(str).astype(object),
+    lambda y: [f"{each} " for each in y],
+    lambda y: y.astype(np.float32),
+    lambda y: y.astype(np.float64).astype(str),
+    lambda y: y.astype(np.int8)[:, None],
+    lambda y: y.astype(bool),
+    lambda y: pd.Series(y, index=y + 7),
+    lambda y: pd.Series(y.astype(bool), dtype="boolean"),
+    lambda y: pd.Series(y.astype(str), dtype="category"),
+    lambda y: pd.Series(y, dtype="Int64"),
+]
+"""Labels 0 and 1, as people have them."""
+
+
+def test_true_labels_are_names_of_classes_whatever_their_type(clients: dict[str, Client]) -> None:
+    x, truth = points(240, 2, 4)
+    truth[:12] = (truth[:12] + 1) % 3  # so that not all are right
+    bought = buy(clients["w2"], x, queries=120)
+    classifier = TerrineClassifier(bought, method="ridge").fit(x)
+    said = classifier.predict(x)
+    assert set(said) <= set(CLASSES)
+    assert set(classifier.student_.predict(x)) <= set(CLASSES), "one type everywhere"
+    assert bought.labels.to_frame()["label"].isin(CLASSES).all()
+    two = truth < 2
+    expected = float((said[two] == truth[two].astype(str)).mean())
+    assert 0.85 < expected < 1
+    for way in WAYS_TO_NAME:
+        assert classifier.score(x[two], way(truth[two])) == expected, way(truth[:3])
+    weight = (said == truth.astype(str)).astype(float)
+    assert classifier.score(x, truth, sample_weight=weight) == 1
+    some = np.where(truth < 2, truth.astype(str), "of no class")
+    assert classifier.score(x, some) == pytest.approx(expected * two.mean())
+    for absent in (["yes"] * 240, truth + 3, truth + 0.5, [None] * 240, [np.nan] * 240):
+        with refuses(ValueError, "w2", "'0'", "classes_[y]"):
+            classifier.score(x, absent)
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "named", "indexed"),
+    [
+        (("0", "1"), [0, 1.0, True, "1", "1.0", None, 2], [0, 1, 1, 1, 1, -1, -1], None),
+        (("1", "2"), [1, 2.0, True, "2", 0], [0, 1, 0, 1, -1], None),
+        (("5", "+7", "01"), [5, 7, 1, "+7", "7"], [0, 1, 2, 1, -1], None),
+        (("false", "true"), [False, True, "true", np.bool_(True)], [0, 1, 1, 1], None),
+        (
+            ("no", "yes"),
+            ["yes", " no ", 0, 1.0, -1, 2],
+            [1, 0, -1, -1, -1, -1],
+            [1, 0, 0, 1, -1, -1],
+        ),
+        (("caf\u00e9", "tea"), ["cafe\u0301"], [0], None),
+    ],
+)
+def test_a_number_is_a_name_where_classes_are_named_by_numbers(
+    classes: tuple[str, ...], labels: list[Any], named: list[int], indexed: list[int] | None
+) -> None:
+    assert index_classes(labels, classes).tolist() == named
+    assert index_classes(labels, classes, by_index=True).tolist() == (indexed or named)
+    with refuses(ValueError, "1", "other"):
+        index_classes([7], ("1", "other"))
 
 
 def test_a_pickle_predicts_and_learns_where_no_server_is(
@@ -264,6 +331,10 @@ class Buyer(TerrineClassifier):
         for name in vars(learned).keys() - given - {"bought"}:
             setattr(self, name, getattr(learned, name))
         return self
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """As numbers: the checks compare predictions with `assert_allclose`."""
+        return super().predict(X).astype(int)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

@@ -94,7 +94,7 @@ def test_auto_finds_both_classes_of_income(income: Income) -> None:
     made = chosen("auto", pool, income.labels, income.spec, income.classes)
     assert made.choice.chosen == "ridge"
     assert income.accuracy(made.student) > 0.8
-    predicted = made.student.predict(income.x[income.POOL :])
+    predicted = made.student.predict_indices(income.x[income.POOL :])
     assert (predicted == 1)[income.truth[income.POOL :] == 1].mean() > 0.25
 
 
@@ -250,20 +250,20 @@ def test_a_class_that_was_never_answered_is_never_predicted_by_the_plain_model()
     labels[labels == 7] = -1
     made = choose_digits(labels, "ridge")
     assert made.choice.folds == 5
-    assert 7 not in made.student.predict(digit_images()[0][:POOL])
+    assert 7 not in made.student.predict_indices(digit_images()[0][:POOL])
 
 
 def test_labels_of_one_class_leave_the_plainest_model() -> None:
     labels = np.where(np.arange(POOL) < 40, 3, -1)
     made = choose_digits(labels)
-    assert (made.student.predict(digit_images()[0]) == 3).all()
+    assert (made.student.predict_indices(digit_images()[0]) == 3).all()
 
 
 @pytest.mark.parametrize("x", [np.zeros((60, 4)), np.tile([[0.1, 0.9, 0, 1]], (60, 1))])
 def test_constant_columns_leave_the_most_frequent_class(x: NDArray[np.float64]) -> None:
     labels = np.where(np.arange(60) % 3 == 0, 1, 0)
     made = chosen("auto", x.astype(np.float32), labels, TABLE, ("a", "b"))
-    assert (made.student.predict(x.astype(np.float32)) == 0).all()
+    assert (made.student.predict_indices(x.astype(np.float32)) == 0).all()
 
 
 def test_nothing_can_be_chosen_without_a_label() -> None:

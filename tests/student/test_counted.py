@@ -61,7 +61,7 @@ def test_counts_that_show_nothing_by_themselves_make_a_good_student(
     assert (counts.argmax(axis=1) == truth).mean() < 0.4
     answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=400.0)
     made = choose(Task(x, DIGITS, NAMES), answers, Training(method=method))
-    assert (made.student.predict(x) == truth).mean() > 0.85
+    assert (made.student.predict_indices(x) == truth).mean() > 0.85
     assert made.choice.noisy
     assert made.choice.chosen == {"ridge": "ridge", "auto": "kernel"}[method]
 
@@ -89,7 +89,7 @@ def test_the_regression_is_the_student_where_it_is_asked_for(
     answers = Answers.of_counts(votes(truth, sigma=300.0), teachers=TEACHERS, sigma=300.0)
     made = choose(task, answers, Training(method="ridge"))
     assert made.choice.chosen == "ridge"
-    assert (made.student.predict(x) == truth).mean() > 0.9
+    assert (made.student.predict_indices(x) == truth).mean() > 0.9
     new, labels = digits[0][900:], digits[1][900:]
     right = made.student.probabilities(new)[np.arange(len(new)), labels]
     assert 0.8 < right.mean() < 0.97  # they are the teachers' shares: nine in ten
@@ -124,7 +124,7 @@ def test_a_student_of_teachers_that_match_their_prior_matches_it_too() -> None:
     right = {}
     for threshold in THRESHOLDS:
         made = choose(Task(x, TABLE, ("no", "yes")), answers, Training(threshold=threshold))
-        right[threshold] = (made.student.predict(unseen) == unseen_truth).mean()
+        right[threshold] = (made.student.predict_indices(unseen) == unseen_truth).mean()
         assert (made.choice.threshold is not None) == (threshold == "prior")
     assert right["prior"] > right["accuracy"] + 0.05
     assert right["prior"] > 0.85
@@ -136,7 +136,7 @@ def test_a_class_that_nobody_votes_for_is_not_predicted() -> None:
     counts = np.stack([np.full(600, TEACHERS), np.zeros(600)], axis=1).astype(np.int64)
     answers = Answers.of_counts(counts, teachers=TEACHERS, sigma=1.0, matches_prior=True)
     made = choose(Task(x, TABLE, ("no", "yes")), answers)
-    assert (made.student.predict(x) == 0).all()
+    assert (made.student.predict_indices(x) == 0).all()
     assert made.choice.threshold is None
 
 

@@ -68,7 +68,8 @@ def test_a_student_queries_until_it_is_refused_and_trains(
     assert (tmp_path / "s" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     kept = Student.load(tmp_path / "s")
     assert (
-        kept.predict(server.ensemble.unseen) == made.student.predict(server.ensemble.unseen)
+        kept.predict_indices(server.ensemble.unseen)
+        == made.student.predict_indices(server.ensemble.unseen)
     ).all()
 
 
@@ -345,7 +346,10 @@ def test_the_choice_uses_bought_labels_and_public_inputs_only(
     first, second = made
     assert first.report.choice == second.report.choice
     assert first.report.choice.folds > 1
-    assert (first.student.predict(digits.unseen) == second.student.predict(digits.unseen)).all()
+    assert (
+        first.student.predict_indices(digits.unseen)
+        == second.student.predict_indices(digits.unseen)
+    ).all()
     assert first.report.accuracy != second.report.accuracy
 
 

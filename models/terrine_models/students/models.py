@@ -247,8 +247,15 @@ class Student:
         side_by_side(score, range(0, len(x), BLOCK_IMAGES))
         return self.model.calibration.probabilities(out)
 
-    def predict(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
-        """The class [B] of inputs [B, *shape]: of two, by the threshold; else the most probable."""
+    def predict(self, x: NDArray[np.generic]) -> NDArray[np.str_]:
+        """Names of the classes [B] of inputs [B, *shape]; see `predict_indices`."""
+        return self.predictions(x).names
+
+    def predict_indices(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
+        """The class [B] of inputs [B, *shape], as an index into `StudentModel.classes`.
+
+        Of two classes, by the threshold; else the most probable.
+        """
         return self.labels(self.probabilities(x))
 
     def labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -284,7 +291,7 @@ class Student:
 
     def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
         """Share of inputs [B, *shape] that are classified as `labels` [B]."""
-        return float((self.predict(x) == labels).mean())
+        return float((self.predict_indices(x) == labels).mean())
 
     def save(self, directory: Path) -> None:
         """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""

@@ -253,7 +253,7 @@ def _collapse(
     classes as training goes on, which no loss shows. It should fit the answers that it was trained
     on about as well as the plain student predicts them unseen.
     """
-    own, usual = student.predict(task.x), plain.predict(task.x)
+    own, usual = student.predict_indices(task.x), plain.predict_indices(task.x)
     says, said = (np.bincount(each, minlength=len(task.classes)) for each in (own, usual))
     lost = np.flatnonzero((said >= MIN_INPUTS_OF_LOST_CLASS) & (LOST_CLASS_FACTOR * says < said))
     if len(lost) and (

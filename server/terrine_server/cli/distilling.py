@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -102,7 +103,7 @@ def train(
         if held_out is not None:
             like = client.project().ensemble
             labelled = format_of(held_out, like).labelled(held_out, like, note, True)
-            examples = labelled.inputs, labelled.labels
+            examples = labelled.inputs, np.array(labelled.classes)[labelled.labels]
         if dry_run:
             console.print(_estimate(client, inputs, examples, queries, training))
             return

@@ -556,7 +556,7 @@ class _Draw:
         """Return what a plain student says of the rows that test it."""
         student = choose(self.task, answers, Training(method=PLAIN_METHOD)).student
         tested = self.tested
-        said = student.predict(self.sample.inputs[tested])
+        said = student.predict_indices(self.sample.inputs[tested])
         scores = None
         if len(self.sample.classes) == 2:
             scores = student.probabilities(self.sample.inputs[tested])[:, 1]
