@@ -59,7 +59,7 @@ def configure(level: str, chosen: str = "auto") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[*shared, _leave_out_tasks],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 renderer,
@@ -132,6 +132,20 @@ def _add_exception(
     _: object, __: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     raised = event.pop("exc_info", None)
-    if isinstance(raised, tuple) and raised[0] is not None:
-        event["exception"], event["where"] = raised[0].__name__, list_frames(raised[2])
+    if isinstance(raised, tuple):
+        raised = raised[1]
+    elif raised is True:
+        raised = sys.exception()
+    if isinstance(raised, BaseException):
+        event["exception"] = type(raised).__name__
+        event["where"] = list_frames(raised.__traceback__)
+    return event
+
+
+def _leave_out_tasks(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Keep the first line of what an event loop says: others quote tasks, and so exceptions."""
+    if event["_record"].name == "asyncio":
+        event["event"] = str(event["event"]).partition("\n")[0]
     return event

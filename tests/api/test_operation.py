@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -10,11 +11,13 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 from sqlalchemy import make_url
 
 from support.clients import Caller, npy, slug
@@ -25,7 +28,11 @@ from terrine_server import logs
 from terrine_server.api import middleware
 from terrine_server.api.services import MAX_KEYS, RateLimit
 from terrine_server.errors import RateLimited
+from terrine_server.labeling.local_voters import LocalVoters
+from terrine_server.labeling.strategies import VoteStrategy
 from terrine_server.ledger import Ledger
+from terrine_server.privacy.mechanisms import GNMax
+from terrine_server.privacy.noise import NoiseTable
 
 Call = Callable[..., Caller]
 
@@ -147,6 +154,111 @@ def test_a_bug_is_a_problem_without_a_traceback_and_a_log_line_without_values(
     for said in (reply.text, log.getvalue()):
         assert "12, 28" not in said
         assert "Traceback" not in said
+
+
+ON_THE_WAY_OF_VOTES: list[tuple[Any, str]] = [
+    (LocalVoters, "votes"),
+    (VoteStrategy, "vote"),
+    (GNMax, "release"),
+    (NoiseTable, "sample"),
+    (Ledger, "charge_group"),
+]
+
+
+def test_a_defect_of_a_vote_is_logged_without_its_text(
+    log: io.StringIO, terrine_server: RunningServer, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may quote votes, as may the text of what it was raised from."""
+    terrine_server.open_project()
+    student = call()
+
+    def broken(*_: Any, **__: Any) -> None:
+        try:
+            raise KeyError("votes 12, 28")
+        except KeyError as cause:
+            raise ExceptionGroup("counts [12, 28]", [ValueError("12, 28")]) from cause
+
+    for (owner, name), chosen in product(ON_THE_WAY_OF_VOTES, ("json", "text")):
+        logging.getLogger().handlers[0].setFormatter(formatter_of(chosen))
+        log.truncate(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            reply = student.label(terrine_server.ensemble.public[:2])
+        assert slug(reply) == "internal", (owner, name)
+        for said in (reply.text, log.getvalue()):
+            assert "12, 28" not in said, (owner, name, chosen)
+        assert "ExceptionGroup" in log.getvalue()
+        assert "broken" in log.getvalue()
+    assert student.http.get("/budget").json()["charges"] == 0
+
+
+def formatter_of(chosen: str) -> logging.Formatter:
+    """Return how a log of this kind is written."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    logs.configure("info", chosen)
+    formatter, root.handlers[:] = root.handlers[0].formatter, before
+    assert formatter is not None
+    return formatter
+
+
+def secret_defect() -> BaseException:
+    """Return an exception as it is caught: raised from another, with a note."""
+    try:
+        try:
+            raise KeyError("12, 28")
+        except KeyError as cause:
+            error = ValueError("counts were 12, 28")
+            error.add_note("of 12, 28")
+            raise error from cause
+    except ValueError as found:
+        return found
+
+
+def forget_task() -> None:
+    """Leave an exception that nobody waits for to the event loop, which tells of it."""
+
+    async def fail() -> None:
+        raise secret_defect()
+
+    async def main() -> None:
+        task = asyncio.create_task(fail())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(secret_defect())
+        del task, future
+        gc.collect()
+
+    asyncio.run(main())
+
+
+WAYS_TO_LOG: dict[str, Callable[[BaseException], object]] = {
+    "ours": lambda error: structlog.get_logger("terrine").error("broken", exc_info=error),
+    "a library's": lambda error: logging.getLogger("x").error("broken", exc_info=error),
+    "where it is caught": lambda error: structlog.get_logger("terrine").exception("broken"),
+    "a task of asyncio": lambda error: forget_task(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LOG)
+@pytest.mark.parametrize("chosen", ["json", "text"])
+def test_an_exception_is_logged_as_its_type_and_place_whoever_logs_it(
+    way: str,
+    chosen: str,
+    log: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logging.getLogger().handlers[0].setFormatter(formatter_of(chosen))
+    try:
+        raise secret_defect()
+    except BaseException as error:
+        WAYS_TO_LOG[way](error)
+    said = log.getvalue()
+    assert "ValueError" in said
+    assert "secret_defect" in said
+    assert "12, 28" not in said + capfd.readouterr().err
 
 
 def test_the_log_says_why_the_database_fails_and_the_response_does_not(

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from sqlalchemy import select
 
 from support.databases import SECRET_KEY, migrated
-from support.processes import seed_noise
+from support.processes import PATIENCE_SECONDS, seed_noise
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
+from terrine_models.storage.manifests import (
+    IDENTITIES_FILE,
+    Partition,
+    save_tensors,
+    versions,
+)
 from terrine_models.teachers import editions as saving
+from terrine_models.teachers.manifests import Manifest, save_manifest
+from terrine_models.teachers.margins import ANSWERS_FILE, MarginTeachers
 from terrine_models.teachers.neighbours import NeighbourSettings, build
-from terrine_models.teachers.people import name_digests
-from terrine_protocol import EnsembleRegister, ProjectOpen
+from terrine_models.teachers.people import People, name_digests
+from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
+from terrine_protocol.files import new_directory
+from terrine_server.app import serving
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import AnyVoters
-from terrine_server.ledger import Ledger, accounts
+from terrine_server.ledger import Ledger, NewProject, accounts
 from terrine_server.ledger.schema import unit_accounts as accounts_table
 from terrine_server.metrics import Metrics
 from terrine_server.owner import editions
 from terrine_server.owner.operations import open_project, register_ensemble
+from terrine_server.owner.sign_in import Tokens
+from terrine_server.privacy import BoundRelease, build_mechanism, quote
 from terrine_server.settings import Settings
 
 KEY = b"key of the records" * 3
 SPEC = InputSpec(shape=(2,), dtype="float32", low=0, high=1)
 MECHANISM = {"name": "neighbours", "sigma": 0.7, "norm": 2, "queries": 40}
+CAP: dict[str, Any] = {"epsilon": 40.0, "delta": 1e-4}
 EPSILON, DELTA = 30.0, 1e-5
 """A budget that allows every person four in squared votes."""
 LEFT, RIGHT, FAR = 0.2, 0.8, 0.5
@@ -133,26 +150,37 @@ class Service:
         return np.frombuffer(stored, "<u4")
 
 
-def told(directory: Path, ada: Ada, patch: pytest.MonkeyPatch) -> Told:
-    """What the service of a world tells, from its first answer to its last."""
-    first, more, again = ada
+def prepare(directory: Path) -> Settings:
+    """Return the settings of a machine without ensembles."""
     settings = Settings(data_dir=directory, database_url=f"sqlite:///{directory / 'ledger.sqlite'}")
     settings.ensembles_dir.mkdir(parents=True)
     for path, key in ((settings.secret_key_path, SECRET_KEY), (settings.records_key_path, KEY)):
         path.write_bytes(key)
         path.chmod(0o600)
+    return settings
+
+
+def place(settings: Settings, table: Table, near: int = 1) -> None:
+    """Build an ensemble of people, on a public grid."""
     side = (np.arange(20, dtype=np.float32) + 0.5) / 20
     pool = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     build(
-        dataset({"ada": first, **OTHERS}),
+        dataset(table),
         settings.ensembles_dir / "people",
         name="people",
         public=PublicData.declare("a grid", pool),
-        settings=NeighbourSettings(near=1, width=3),
+        settings=NeighbourSettings(near=near, width=3),
         key=KEY,
     )
+
+
+def told(directory: Path, ada: Ada, patch: pytest.MonkeyPatch) -> Told:
+    """What the service of a world tells, from its first answer to its last."""
+    first, more, again = ada
+    settings = prepare(directory)
+    place(settings, {"ada": first, **OTHERS})
     ledger = Ledger(migrated(settings.database), SECRET_KEY)
-    register_ensemble(ledger, settings, EnsembleRegister(name="people", epsilon=40.0, delta=1e-4))
+    register_ensemble(ledger, settings, EnsembleRegister(name="people", **CAP))
     opening = {"name": "study", "ensemble": "people", "mechanism": MECHANISM}
     budget = {"epsilon": EPSILON, "delta": DELTA}
     project = open_project(ledger, ProjectOpen.model_validate(opening | budget))
@@ -256,3 +284,212 @@ def test_accounts_that_survive_an_edition_without_a_check_show(tmp_path: Path) -
 
 def skip(*_: Any) -> None:
     """Check nothing."""
+
+
+@dataclass
+class Student:
+    """Asks one project of a running service."""
+
+    http: httpx.Client
+    headers: dict[str, str]
+
+    def ask(self, row: Sequence[float], **more: Sequence[float]) -> httpx.Response:
+        """Ask about one input."""
+        body = {"inputs": [list(row)]} | {name: [list(each)] for name, each in more.items()}
+        return self.http.post("/label", json=body, headers=self.headers)
+
+
+@dataclass
+class Reachable:
+    """A service that is asked over HTTP, and its owner's machine."""
+
+    settings: Settings
+    ledger: Ledger
+    http: httpx.Client
+
+    def student(self, name: str, ensemble: str, **terms: Any) -> Student:
+        """Open a project, and return a student of it."""
+        opening = {"name": name, "ensemble": ensemble, "delta": 1e-3, **terms}
+        open_project(self.ledger, ProjectOpen.model_validate(opening))
+        return self.student_of(name)
+
+    def secretly(self, name: str, spec: dict[str, Any]) -> Student:
+        """The same of a project whose spend is secret, and published after every third query."""
+        rule = self.ledger.ensemble("told").population.rule
+        assert rule.order is not None
+        figure = BoundRelease(rule.order, 0.1 / rule.order, sigma=9.0, z=5.0)
+        mechanism = build_mechanism(spec, teachers=TEACHERS, classes=3)
+        publishing = figure, (3, 6, 9)
+        terms = quote(mechanism, 6.0, 1e-3, cap_rule=rule, publishing=publishing)
+        self.ledger.open_project(NewProject(name, "told", spec, terms))
+        return self.student_of(name)
+
+    def student_of(self, name: str) -> Student:
+        """Return a student of a project."""
+        wanted = TokenCreate(role=Role.STUDENT, project=name)
+        token = Tokens(self.ledger, SECRET_KEY).create(wanted).token
+        return Student(self.http, {"Authorization": f"Bearer {token}"})
+
+    def add(self, table: Table) -> None:
+        editions.add(self.ledger, self.settings, "people", dataset(table))
+
+    def forget(self, *names: str) -> None:
+        editions.forget(self.ledger, self.settings, None, name_digests(list(names), KEY))
+
+    def charged(self, project: str) -> set[tuple[Any, ...]]:
+        """What each outcome was charged."""
+        lines = [line for line in self.ledger.export(project) if "outcome" in line]
+        return {(line["outcome"], line["cost"], line["delta"]) for line in lines}
+
+
+@contextmanager
+def reachable(settings: Settings, ensemble: str, **cap: float) -> Iterator[Reachable]:
+    ledger = Ledger(migrated(settings.database), SECRET_KEY)
+    wanted = {"name": ensemble, "epsilon": 100.0, "delta": 0.02, **cap}
+    register_ensemble(ledger, settings, EnsembleRegister.model_validate(wanted))
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as http:
+        yield Reachable(settings, ledger, http)
+
+
+VALUES = (
+    rb'[0-9a-f]{64}|-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?|"label_name":"[a-z]+"|"publications":\[[^]]*\]'
+)
+
+
+def shape_of(reply: httpx.Response) -> bytes:
+    """A reply's bytes with one character in place of each value: labels and noisy counts are paid
+    for, and balances follow from outcomes."""
+    return re.sub(VALUES, b"0", reply.content)
+
+
+CROWD: Table = {f"p{number}": ((LEFT, number % 2),) for number in range(20)}
+
+
+@pytest.mark.parametrize("hers", [(LEFT, 0), (LEFT, 1)], ids=str)
+def test_people_answer_whatever_they_vote_when_there_are_more_or_fewer_than_were_registered(
+    hers: Record, tmp_path: Path
+) -> None:
+    """Two worlds, of which one has one vote more for a class than people were registered."""
+    settings = prepare(tmp_path)
+    place(settings, {"ada": (hers,), **OTHERS, "cyd": ((LEFT, 0),)})
+    spec = {"name": "neighbours", "sigma": 30.0, "queries": 90}
+    with reachable(settings, "people") as service:
+        asked, replies = count(1), []
+        student = service.student("study", "people", mechanism=spec, epsilon=20)
+
+        def ask() -> None:
+            for place in (LEFT, RIGHT):
+                at = place + 0.0005 * next(asked)
+                replies.append(student.ask((at, at)))
+
+        for act in (
+            lambda: None,
+            lambda: service.add({"eve": ((LEFT, 0),), "fay": ((LEFT, 1),)}),
+            lambda: service.add(CROWD),
+            lambda: service.add(dict.fromkeys(CROWD, ((LEFT, 0), (RIGHT, 1)))),
+            lambda: service.forget("ada", "bob", "cyd", "dan", *list(CROWD)[1:]),
+            lambda: service.forget("eve", "fay"),
+        ):
+            act()
+            ask()
+            ask()
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({shape_of(reply) for reply in replies}) == 1
+        assert len(service.charged("study")) == 1
+
+
+TEACHERS = 40
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "lnmax": {"name": "lnmax", "gamma": 0.1},
+    "gnmax": {"name": "gnmax", "sigma": 10.0},
+    "confident": {"name": "confident_gnmax", "threshold": 25, "sigma1": 12.0, "sigma2": 8.0},
+    "interactive": {
+        "name": "interactive_gnmax",
+        "threshold": 8,
+        "sigma1": 12.0,
+        "sigma2": 8.0,
+        "confidence": 0.6,
+    },
+    "laplace": {"name": "immutable", "c": 1, "gamma": 0.05},
+    "immutable": {"name": "immutable", "c": 1, "sigma": 20.0},
+    "counts": {"name": "noisy_votes", "sigma": 10.0},
+    "stable": {"name": "stable", "sigma": 3.8, "delta_per_query": 1e-6},
+}
+SECRETLY_COUNTED = ("lnmax", "gnmax", "confident", "interactive", "stable")
+"""Those that data-dependent accounting has an analysis of."""
+STUDENTS_VIEW = (0.7, 0.2, 0.1)
+
+
+def tallies(seed: int, some: int) -> NDArray[np.int64]:
+    """Votes of 40 people on three classes: the corners, ties and near ties, and some others."""
+    n = TEACHERS
+    edges = [(n, 0, 0), (0, 0, n), (n // 2, n // 2, 0), (n - 1, 1, 0), (14, 13, 13), (13, 13, 14)]
+    edges += [(0, n // 2, n // 2), (n // 2 + 1, n // 2 - 1, 0), (0, n, 0), (25, 15, 0), (24, 0, 16)]
+    random = np.random.default_rng(seed)
+    drawn = random.multinomial(n, [1 / 3] * 3, some)
+    return random.permutation(np.concatenate([np.array(edges), drawn]))
+
+
+def save_people_who_vote(settings: Settings, cast: NDArray[np.int64]) -> None:
+    """Save people, each of whom answers a question for each of these tallies [Q, 3]."""
+    table: Table = {f"p{number}": ((LEFT, 0),) for number in range(TEACHERS)}
+    data, out = dataset(table), settings.ensembles_dir / "told"
+    draw = np.random.default_rng(0)
+    cells = np.array([draw.permutation(np.repeat(np.arange(3), each)) for each in cast]).T
+    with new_directory(out) as work:
+        answers = {"cells": torch.from_numpy(cells.astype(np.int16))}
+        files = {ANSWERS_FILE: save_tensors(work / ANSWERS_FILE, answers)}
+        files[IDENTITIES_FILE] = People.of(data, KEY).save(work, KEY)
+        manifest = Manifest(
+            name="told",
+            teacher=MarginTeachers(cells=(3,) * len(cast), schema_sha256="ab" * 32),
+            input=InputSpec(shape=(1,), dtype="uint8", low=0, high=len(cast) - 1),
+            classes=("0", "1", "2"),
+            teachers=TEACHERS,
+            units=TEACHERS,
+            partition=Partition(
+                recipe="groups", seed=0, group_column="name", smallest=1, largest=1
+            ),
+            versions=versions(),
+            files=files,
+        )
+        save_manifest(work, manifest)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))]
+)
+@pytest.mark.parametrize("secret", [False, True], ids=["worst case", "data dependent"])
+def test_no_vote_is_an_error_after_any_acts_of_the_owner(
+    secret: bool, seed: int, tmp_path: Path
+) -> None:
+    """By every mechanism, whatever 40 people vote: the same status, as many bytes for the same
+    outcome, the same charge."""
+    settings, cast = prepare(tmp_path), tallies(seed, 5)
+    save_people_who_vote(settings, cast)
+    with reachable(settings, "told", **({"order": 3.0} if secret else {})) as service:
+        students = {
+            name: service.secretly(name, MECHANISMS[name])
+            if secret
+            else service.student(name, "told", mechanism=MECHANISMS[name], epsilon=7.0)
+            for name in (SECRETLY_COUNTED if secret else MECHANISMS)
+        }
+        told: dict[str, set[tuple[int, str, bytes]]] = {name: set() for name in students}
+
+        def ask(questions: range) -> None:
+            for name, student in students.items():
+                more = {"probabilities": STUDENTS_VIEW} if "interactive" in name else {}
+                for question in questions:
+                    reply = student.ask([question], **more)
+                    outcome = reply.json().get("results", [{"outcome": ""}])[0]["outcome"]
+                    told[name].add((reply.status_code, outcome, shape_of(reply)))
+
+        ask(range(8))
+        service.forget("p0", "p7")
+        service.forget(*(f"p{number}" for number in range(20, 39)))
+        ask(range(8, 16))
+        for name, seen in told.items():
+            assert {status for status, *_ in seen} == {200}, name
+            assert len({outcome for _, outcome, _ in seen}) == len(seen), name
+            charged = service.charged(name)
+            assert len({outcome for outcome, *_ in charged}) == len(charged), name

@@ -110,11 +110,21 @@ def test_an_empty_tally_costs_nothing_and_has_no_sensitivity() -> None:
         assert (spend.cost, spend.smooth_sensitivity) == (0.0, FLOOR)
 
 
-def test_bad_votes_and_orders_are_refused() -> None:
+def test_no_value_of_votes_is_an_error_and_each_is_counted_within_the_tally() -> None:
+    """It is asked between the votes and their charge, where an error would tell of them."""
+    for spec in SPECS:
+        reader = meter(spec, 12, 3)
+        anything = np.array([[5, 5, 5], [-1, 0, 99], [0, 0, 0], [2**62, 2**62, 2**62], [4, 4, 4]])
+        baselines = np.full(anything.shape, 4) if spec["name"] == "interactive_gnmax" else None
+        for outcome in build_mechanism(spec, teachers=12, classes=3).events():
+            places = reader.places(outcome, anything, baselines)
+            assert {len(each) for each in places} == {len(places[0])}
+            assert all(0 <= place < reader.size for each in places for place in each)
+
+
+def test_bad_orders_and_rates_are_refused() -> None:
     with refuses(ParameterError, 1):
         meter(SPECS[0], 12, 3, 1.0)
-    with refuses(ParameterError, 12):
-        meter(SPECS[0], 12, 3).places(VoteOutcome.ANSWERED, np.array([[5, 5, 5]]))
     with refuses(ParameterError, "beta"):
         meter(SPECS[0], 12, 3).spend(np.zeros(12 * 16 + 1), 0.0)
 

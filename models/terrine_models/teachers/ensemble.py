@@ -104,10 +104,14 @@ def load(
 
 
 def _count(choices: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """Choices [b, n] to counts [b, m]."""
+    """Choices [b, n] to counts [b, m]: one vote of each teacher in its own row, whatever it chose.
+
+    What is no class counts as the nearest: an error would tell of one teacher's choice.
+    """
     rows = len(choices)
     offsets = torch.arange(rows, device=choices.device).unsqueeze(1) * classes
-    counts = torch.bincount((choices + offsets).flatten(), minlength=rows * classes)
+    chosen = choices.clamp(0, classes - 1) + offsets
+    counts = torch.bincount(chosen.flatten(), minlength=rows * classes)
     array: NDArray[np.int64] = counts.view(rows, classes).cpu().numpy()
     return array
 

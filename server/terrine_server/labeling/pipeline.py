@@ -15,7 +15,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -468,12 +468,12 @@ def recompute_accounts(
     if unknown:
         return AccountsCheck(len(asked), unknown, None)
     found = voters.neighbourhood(project.ensemble.current)
-    mechanism = replace(strategy.mechanism, teachers=found.units.count)
     spent = np.zeros(len(accounts), dtype=np.uint32)
     for edition, some in _by_edition(ledger, project, known[asked]):
         there = found.ensemble.since <= edition  # records of people who left are gone
         for weights in found.record_weights(found.ensemble.to_points(some)):
-            _, spent = mechanism.cast(weights * there, found.units, spent, strategy.allowance)
+            given = weights * there, found.units, spent, strategy.allowance
+            _, spent = strategy.mechanism.cast(*given)
     newest = project.ensemble.edition
     spent[list(newest.erased if newest else ())] = strategy.allowance
     same = bool(np.array_equal(spent, accounts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable, InvalidQuery
-from terrine_server.labeling.voters import Neighbourhood, Voters, get_checked_votes
+from terrine_server.labeling.voters import Neighbourhood, Voters, get_full_tallies
 from terrine_server.ledger import SHARED, Ledger, ProjectRecord, SpentAccounts
 from terrine_server.privacy import (
     Accounts,
@@ -110,7 +110,7 @@ class VoteStrategy:
 
         Raises `EnsembleUnavailable`, and ConcurrentUpdate if the project has moved on.
         """
-        counts = get_checked_votes(self.voters, self.project.ensemble, queries)
+        counts = get_full_tallies(self.voters, self.project.ensemble, queries)
         return Vote(range(len(queries)), counts)
 
     def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
@@ -186,11 +186,10 @@ class AccountVotes(VoteStrategy):
         voted, exhausted = judged[answered].tolist(), judged[~answered].tolist()
         if not voted:
             return Vote(voted, np.empty((0, self.mechanism.classes), np.int64), exhausted)
-        mechanism = replace(self.mechanism, teachers=found.units.count)
         accounts, counts = self.ledger.unit_accounts(self.project), []
         # All units are gone through, whatever their accounts are, in blocks of a public size.
         for weights in found.record_weights(points[voted]):
-            cast, accounts = mechanism.cast(weights, found.units, accounts, self.allowance)
+            cast, accounts = self.mechanism.cast(weights, found.units, accounts, self.allowance)
             counts.append(cast)
         after = SpentAccounts(
             self.project.charges, self.project.head, len(voted), accounts, shadows

@@ -1,4 +1,4 @@
-"""Who casts votes, for every kind of ensemble, and the check of every vote count.
+"""Who casts votes, for every kind of ensemble, and full tallies of them.
 
 Voters of ensembles whose files are here are `local_voters.LocalVoters`, or as an add-on has them.
 """
@@ -20,6 +20,7 @@ from terrine_models.addons import load_added_as
 from terrine_server.errors import EnsembleUnavailable, NotFound
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
+from terrine_server.privacy.numbers import full_tallies
 from terrine_server.settings import Settings, VotersKind
 
 LOCAL_VOTERS = "terrine_server.labeling.local_voters:local_voters"
@@ -138,24 +139,19 @@ class Voters(Protocol):
         return  # most have nothing
 
 
-def get_checked_votes(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
-    """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, checked.
+def get_full_tallies(voters: Voters, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
+    """Return the vote counts for canonical inputs `[B, …]`: int64 `[B, m]`, one vote a teacher.
 
-    Raises `EnsembleUnavailable`, also if a row is not one vote per teacher: every price depends
-    on that.
+    Raises `EnsembleUnavailable`, for a shape or type that is not that of its votes. No value is
+    checked: an error that depends on votes would tell of them. See `numbers.full_tallies`.
     """
     counts = voters.votes(record, inputs)
     teachers, classes = record.facts.teachers, len(record.facts.classes)
-    if (
-        counts.shape != (len(inputs), classes)
-        or counts.dtype.kind != "i"
-        or (counts < 0).any()
-        or (counts.sum(axis=1) != teachers).any()
-    ):
+    if counts.shape != (len(inputs), classes) or counts.dtype.kind != "i":
         raise EnsembleUnavailable(
-            f"The ensemble {record.name} returned counts that do not add up to its teachers."
+            f"The ensemble {record.name} returned votes of another shape than that of its classes."
         )
-    return counts
+    return full_tallies(counts, teachers, classes)
 
 
 POOL_FILE = "pool.npz"

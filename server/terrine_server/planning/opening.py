@@ -743,10 +743,13 @@ def simulate(
     that of the ensemble that the project would be opened on, and `pass_rate` the share of queries
     that are expected to be answered: both decide what an outcome costs, as in `opening.choose`.
     `entropy` draws the noise; a seeded one repeats a simulation. Raises `ParameterError` if the
-    budget pays for no query, and ValueError on votes that the ensemble cannot cast.
+    budget pays for no query, and on votes that are not one of each teacher.
     """
+    votes = np.asarray(votes)
+    if not isinstance(mechanism, Neighbours):  # these cast what their accounts allow
+        votes = check_votes(votes, mechanism.teachers)
     quoted = choose(mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=pass_rate)
-    terms, drawn = quoted.terms, quoted.mechanism.release(np.asarray(votes), probabilities, entropy)
+    terms, drawn = quoted.terms, quoted.mechanism.release(votes, probabilities, entropy)
     queries = len(drawn.labels)
     baselines = [0] * queries
     if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from terrine_server.privacy.events import (
     StabilityTest,
 )
 from terrine_server.privacy.noise import Entropy, NoiseTable, discrete_gaussian, discrete_laplace
-from terrine_server.privacy.numbers import Counts
+from terrine_server.privacy.numbers import Counts, check_counts_shape, full_tallies
 from terrine_server.privacy.parameters import (
     MAX_COUNTED_CLASSES,
     MAX_EXTRA_VOTES,
@@ -120,7 +120,7 @@ class Mechanism(Protocol):
         """Release an outcome for each row of the vote counts, int64[B, m].
 
         Draws the same amount of noise for every query, whatever its votes and outcome. Raises
-        `ValueError` on counts that this ensemble cannot have cast, without quoting them.
+        `ValueError` for another shape or type, and for no value: see `full_tallies`.
         """
 
 
@@ -148,40 +148,17 @@ def threshold_events(
     return replace(whole, answered=False), whole
 
 
-def check_counts(
-    counts: NDArray[Any],
-    teachers: int,
-    classes: int,
-    *,
-    all_vote: bool = False,
-    sums: bool = True,
-) -> Counts:
-    """Return vote counts as int64[B, m]; raise `ValueError` if the ensemble cannot cast them.
-
-    `all_vote`: whether the price holds only if every teacher votes. `sums`: whether each row sums
-    to at most `teachers`; else only each count is limited to that.
-    """
-    if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
-        raise ValueError("Vote counts must be an integer array.")
-    if counts.ndim != 2 or counts.shape[1] != classes:
-        raise ValueError(f"Vote counts must have shape [B, {classes}], not {counts.shape}.")
-    if np.any(counts < 0) or np.any(counts > teachers):
-        raise ValueError(f"Vote counts must be from 0 to {teachers}.")
-    if sums and np.any(counts.sum(axis=1, dtype=np.int64) > teachers):
-        raise ValueError(f"Each row of vote counts must sum to at most {teachers}.")
-    if all_vote and np.any(counts.sum(axis=1, dtype=np.int64) != teachers):
-        raise ValueError(f"Each row of vote counts must sum to {teachers}: every teacher votes.")
-    return counts.astype(np.int64)
-
-
 def distance_to_instability(counts: Counts) -> NDArray[np.int64]:
     """Return d = max(0, floor((G − 1)/2)) of each row; G is the gap of the two largest counts.
 
     More than d votes must move before another class can win (Thakurta & Smith 2013). One moved vote
-    changes d by at most 1, and neighbours with different winners both have d = 0.
+    changes d by at most 1, and neighbours with different winners both have d = 0. Nothing is
+    sorted: how long that takes would depend on the votes.
     """
-    second, first = np.partition(counts, -2, axis=1)[:, -2:].T
-    distance: NDArray[np.int64] = np.maximum(0, (first - second - 1) // 2)
+    others = counts.copy()
+    others[np.arange(len(counts)), counts.argmax(axis=1)] = 0
+    gap = counts.max(axis=1) - others.max(axis=1)
+    distance: NDArray[np.int64] = np.maximum(0, (gap - 1) // 2)
     return distance
 
 
@@ -222,7 +199,7 @@ class GNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = check_counts(counts, self.teachers, self.classes)
+        votes = full_tallies(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_gaussian(self.sigma), entropy)
         return Released.all_answered(labels)
 
@@ -258,7 +235,7 @@ class LNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = check_counts(counts, self.teachers, self.classes)
+        votes = full_tallies(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
         return Released.all_answered(labels)
 
@@ -310,7 +287,7 @@ class Immutable:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer each row of counts, int64[B, m], with the noisy maximum."""
-        votes = check_counts(counts, self.teachers, self.classes)
+        votes = full_tallies(counts, self.teachers, self.classes)
         votes[np.arange(len(votes)), votes.argmax(axis=1)] += self.c
         if self.gamma is None:
             table = discrete_gaussian(cast("float", self.sigma))
@@ -358,7 +335,7 @@ class NoisyVotes:
 
         Ties go to the lowest class. A noisy count may be negative, or exceed the teachers.
         """
-        votes = check_counts(counts, self.teachers, self.classes)
+        votes = full_tallies(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
         return Released.all_counted(votes + noise)
 
@@ -424,9 +401,7 @@ class ConfidentGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer or abstain for each row of counts, int64[B, m]; both draw the same noise."""
-        votes = check_counts(
-            counts, self.teachers, self.classes, all_vote=self.answer_share is not None
-        )
+        votes = full_tallies(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         return Released.where(
@@ -517,9 +492,7 @@ class InteractiveGNMax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer, confirm or abstain for each row of counts and probabilities, both [B, m]."""
-        votes = check_counts(
-            counts, self.teachers, self.classes, all_vote=self.answer_share is not None
-        )
+        votes = full_tallies(counts, self.teachers, self.classes)
         if probabilities is None:
             raise ParameterError("interactive_gnmax needs the student's class probabilities.")
         student = self._check_probabilities(probabilities)
@@ -604,7 +577,7 @@ class StableArgmax:
         entropy: Entropy = os.urandom,
     ) -> Released:
         """Answer with the exact winner or abstain, for each row of counts, int64[B, m]."""
-        votes = check_counts(counts, self.teachers, self.classes)
+        votes = full_tallies(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
         passed = distance_to_instability(votes) + noise >= self.threshold
         return Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED)
@@ -666,7 +639,8 @@ class Units:
 class Neighbours:
     """Answers c + Y for every class: c the votes of the units that still take part, Y ~ N_Z(σ²).
 
-    `teachers`: the number of units (persons). A unit's vote v is the sum of its records'
+    `teachers`: the number of units (persons) when the project was opened. People come and go, and
+    nothing but forecasts depends on how many there are. A unit's vote v is the sum of its records'
     weights for each class, scaled down and floored where ‖v‖ > `norm`. It takes part in a query iff
     its account and ‖v‖² stay within the project's allowance A, and then pays ‖v‖². For any
     number of queries the whole transcript is A/σ²-zCDP and √(2A)·μ_Z(σ)-GDP between data sets
@@ -707,7 +681,7 @@ class Neighbours:
         judged one after the other. The same work is done whatever votes and accounts are: no
         branch, and no address, depends on either.
         """
-        if accounts.shape != (units.count,) or units.count != self.teachers:
+        if accounts.shape != (units.count,):
             raise ValueError("there is an account for each unit")
         if weights.dtype != np.uint8 or weights.shape[1:] != (units.records,):
             raise ValueError("there is a weight for each record")
@@ -788,11 +762,11 @@ class Neighbours:
         """Answer each row of cast counts, int64[B, m], with noise and the largest of them.
 
         Ties go to the lowest class. The accounts that belong to the counts must be durable before
-        what is returned is sent. Raises `ValueError` on counts that no units can have cast.
+        what is returned is sent.
         """
-        votes = check_counts(counts, self.teachers * self.norm, self.classes, sums=False)
-        noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
-        return Released.all_counted(votes + noise)
+        check_counts_shape(counts, self.classes)
+        noise = discrete_gaussian(self.sigma).sample(counts.shape, entropy)
+        return Released.all_counted(counts.astype(np.int64) + noise)
 
 
 ENTRY_POINT_GROUP = "terrine.mechanisms"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +47,30 @@ def check_votes(counts: NDArray[np.int64], teachers: int | None = None) -> Count
     if teachers is not None and np.any(votes.sum(axis=1) != teachers):
         raise ParameterError(f"Each row of vote counts must sum to {teachers}, one per teacher.")
     return votes
+
+
+def full_tallies(counts: NDArray[Any], teachers: int, classes: int) -> Counts:
+    """Return vote counts as int64[B, m] ≥ 0 whose rows sum to `teachers`, whatever is given.
+
+    Raises `ValueError` for another shape or type, which is public, and never for a value: votes are
+    secret, and so is whether a check of them fails. A row with one vote of each teacher stays as it
+    is. Of any other, votes count from the first class on until all teachers have voted, and the
+    last class gets those that are missing. So where a vote of a row moves, comes or goes, one vote
+    of the tally moves, or none: prices hold for any rows (docs/privacy/README.md).
+    """
+    check_counts_shape(counts, classes)
+    cumulative = np.clip(counts, 0, teachers).cumsum(axis=1, dtype=np.int64)
+    cumulative[:, -1] = teachers
+    tallies: Counts = np.diff(np.minimum(cumulative, teachers), axis=1, prepend=0)
+    return tallies
+
+
+def check_counts_shape(counts: NDArray[Any], classes: int) -> None:
+    """Raise `ValueError` unless counts are integers of shape [B, m]. It looks at no value."""
+    if not isinstance(counts, np.ndarray) or not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError("Vote counts must be an integer array.")
+    if counts.ndim != 2 or counts.shape[1] != classes:
+        raise ValueError(f"Vote counts must have shape [B, {classes}], not {counts.shape}.")
 
 
 _ROUNDING = 2.0**-50  # the error of a few roundings

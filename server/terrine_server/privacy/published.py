@@ -44,7 +44,7 @@ from terrine_server.privacy.events import (
     PublishedBound,
     StabilityTest,
 )
-from terrine_server.privacy.mechanisms import VoteOutcome
+from terrine_server.privacy.mechanisms import VoteOutcome, distance_to_instability
 from terrine_server.privacy.noise import BITS, Entropy
 from terrine_server.privacy.numbers import (
     COST_UNITS,
@@ -56,6 +56,7 @@ from terrine_server.privacy.numbers import (
     bit_rdp,
     check_orders,
     check_votes,
+    full_tallies,
     log1mexp,
     log_tails,
 )
@@ -299,20 +300,23 @@ def statistic_of(
     max_j (n_j − b_j) for a threshold, the distance to instability for a stability test. Raises
     `ParameterError` if it lies outside the event's range.
     """
-    votes = check_votes(counts)
-    if isinstance(event, StabilityTest):
-        ranked = np.partition(votes, -2, axis=1)
-        statistic = np.maximum(0, (ranked[:, -1] - ranked[:, -2] - 1) // 2)
-    elif baselines is None:
-        statistic = votes.max(axis=1, initial=0)
-    elif baselines.shape == votes.shape and np.issubdtype(baselines.dtype, np.integer):
-        statistic = (votes - baselines).max(axis=1, initial=-(2**62))
-    else:
-        raise ParameterError(f"Baselines must be integers of shape {votes.shape}.")
+    statistic = _statistic(event, check_votes(counts), baselines)
     low, high = statistic_range(event)
     if len(statistic) and (statistic.min() < low or statistic.max() > high):
         raise ParameterError(f"The votes were not cast by the ensemble of this event: {event}.")
-    return np.asarray(statistic)
+    return statistic
+
+
+def _statistic(
+    event: GaussianThreshold | StabilityTest, votes: Counts, baselines: Counts | None
+) -> Counts:
+    if isinstance(event, StabilityTest):
+        return distance_to_instability(votes)
+    if baselines is None:
+        return np.asarray(votes.max(axis=1))
+    if baselines.shape != votes.shape or not np.issubdtype(baselines.dtype, np.integer):
+        raise ParameterError(f"Baselines must be integers of shape {votes.shape}.")
+    return np.asarray((votes - baselines).max(axis=1))
 
 
 def statistic_range(event: GaussianThreshold | StabilityTest) -> tuple[int, int]:
@@ -356,7 +360,7 @@ class Meter:
     def __init__(
         self, events: Mapping[VoteOutcome, CostEvent], *, teachers: int, classes: int, order: float
     ) -> None:
-        self.teachers = teachers
+        self.teachers, self.classes = teachers, classes
         self.order = float(check_orders(order)[0])
         parts: dict[CostEvent, _EventStatistic] = {}
         first: dict[CostEvent, int] = {}
@@ -376,9 +380,11 @@ class Meter:
     ) -> list[tuple[int, ...]]:
         """Return the positions of a tally that count each row of votes, int64[B, m]. Secret.
 
+        Nothing is raised for a value: see `full_tallies`.
+
         `baselines`, int64[B, m]: what Interactive-GNMax subtracts before its test.
         """
-        votes = check_votes(counts, self.teachers)
+        votes = full_tallies(counts, self.teachers, self.classes)
         columns = [first + part.values(votes, baselines) for first, part in self._of[outcome]]
         return [tuple(row) for row in np.column_stack(columns).tolist()]
 
@@ -480,8 +486,8 @@ class _EventStatistic:
     def values(self, votes: Counts, baselines: Counts | None) -> Counts:
         """Return the statistic of each row of votes, int64[B]."""
         if isinstance(self.event, GaussianThreshold | StabilityTest):
-            low, _ = statistic_range(self.event)
-            return statistic_of(self.event, votes, baselines) - low
+            low, high = statistic_range(self.event)
+            return np.clip(_statistic(self.event, votes, baselines), low, high) - low
         if self.log_tails is None or self.levels is None:
             return np.zeros(len(votes), dtype=np.int64)
         mean_tail = union_bound(votes, self.log_tails) - math.log(votes.shape[1] - 1)

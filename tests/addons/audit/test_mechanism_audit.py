@@ -193,7 +193,7 @@ class TestPlantedDefects:
         replace_in(
             monkeypatch,
             BY_TITLE[title].build(),
-            check_counts=lambda counts, *_, **__: 2 * counts.astype(np.int64),
+            full_tallies=lambda counts, *_: 2 * counts.astype(np.int64),
         )
         # Of confident_gnmax, 40,000 draws miss this defect once in fifty times.
         others = DRAWS if title in BY_DAY else 4 * DRAWS

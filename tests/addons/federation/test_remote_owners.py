@@ -41,7 +41,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate
 from terrine_server.app import serving
 from terrine_server.errors import EnsembleUnavailable
-from terrine_server.labeling.voters import get_checked_votes
+from terrine_server.labeling.voters import get_full_tallies
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens
@@ -109,7 +109,7 @@ def test_votes_are_those_of_local_teachers_bit_for_bit(
     x, count = digits_ensemble.public[:64], digits.manifest.teachers
     record = gathered(tmp_path, federation(digits, owners.url, count))
     owners.behaviour |= {3: "scores", 4: "scores"}
-    assert (get_checked_votes(RemoteVoters(tmp_path), record, x) == digits.votes(x)).all()
+    assert (get_full_tallies(RemoteVoters(tmp_path), record, x) == digits.votes(x)).all()
 
 
 @pytest.mark.slow
@@ -120,17 +120,17 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     record = gathered(tmp_path, federation(digits, owners.url, **STALLING))
     voters = RemoteVoters(tmp_path)
     voters.check(record)
-    before = get_checked_votes(voters, record, x)
+    before = get_full_tallies(voters, record, x)
     expected = before.copy()
     rows = np.arange(len(x))
     expected[rows, choices(digits, x)[:, 7]] -= 1
     expected[rows, substitute_vote("owner-7", x, classes)] += 1
     for behaviour in FAILING:
         owners.behaviour[7] = behaviour
-        found = get_checked_votes(voters, record, x)
+        found = get_full_tallies(voters, record, x)
         assert (found == expected).all(), behaviour
     owners.behaviour[7] = "other votes"
-    moved = get_checked_votes(voters, record, x) - before
+    moved = get_full_tallies(voters, record, x) - before
     assert (np.abs(moved).sum(axis=1) == 2).all()
     assert not moved.sum(axis=1).any()
 
@@ -167,7 +167,7 @@ def test_an_owner_is_asked_again_if_their_connection_has_just_ended(
         record = gathered(tmp_path, federation(digits, url, 2, quorum=2))
         voters = RemoteVoters(tmp_path)
         for _ in range(5):
-            assert (get_checked_votes(voters, record, x)[:, 3] == 2).all()
+            assert (get_full_tallies(voters, record, x)[:, 3] == 2).all()
         server.shutdown()
 
 

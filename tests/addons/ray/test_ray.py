@@ -35,7 +35,7 @@ from terrine_models.teachers.manifests import TeacherSettings
 from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.voters import get_checked_votes
+from terrine_server.labeling.voters import get_full_tallies
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.settings import VotersKind
 
@@ -263,7 +263,7 @@ def test_votes_of_a_cluster_are_those_of_this_process_bit_for_bit(
     shape = load_manifest(home / record.path).input.shape
     inputs = np.resize(digits_ensemble.unseen, (rows, *shape))
     voters.check(record)
-    counts = get_checked_votes(voters, record, inputs)
+    counts = get_full_tallies(voters, record, inputs)
     assert np.array_equal(counts, LocalVoters(home, "cpu").votes(record, inputs))
 
 
@@ -286,7 +286,7 @@ def test_a_killed_actor_is_replaced_and_the_request_answered(
     before = workers("_Actor")
     assert len(before) == ACTORS
     os.kill(before[0], signal.SIGKILL)
-    counts = get_checked_votes(voters, record, digits_ensemble.unseen)
+    counts = get_full_tallies(voters, record, digits_ensemble.unseen)
     expected = LocalVoters(home, "cpu").votes(record, digits_ensemble.unseen)
     assert np.array_equal(counts, expected)
     assert before[0] not in workers("_Actor")
@@ -304,7 +304,7 @@ def test_a_silent_actor_is_replaced_and_nobody_waits_for_it_for_ever(
             voters.votes(record, digits_ensemble.unseen)
     finally:
         voters._seconds = SECONDS
-    counts = get_checked_votes(voters, record, digits_ensemble.unseen)
+    counts = get_full_tallies(voters, record, digits_ensemble.unseen)
     assert np.array_equal(counts, LocalVoters(home, "cpu").votes(record, digits_ensemble.unseen))
 
 
@@ -321,7 +321,7 @@ def test_an_altered_file_is_refused_until_it_is_restored(
             voters.votes(record, digits_ensemble.unseen)
     finally:
         file.write_bytes(data)
-    assert len(get_checked_votes(voters, record, digits_ensemble.unseen)) == len(
+    assert len(get_full_tallies(voters, record, digits_ensemble.unseen)) == len(
         digits_ensemble.unseen
     )
 
@@ -345,7 +345,7 @@ def test_inputs_never_enter_the_object_store(voters: RayVoters, home: Path) -> N
     record, marker = registered(home, "heads"), secrets.token_bytes(64)
     inputs = np.frombuffer(marker * 4096, np.uint8).reshape(-1, 8, 8) % 17
     assert inputs[:128].nbytes < INLINE_BYTES
-    get_checked_votes(voters, record, inputs)
+    get_full_tallies(voters, record, inputs)
     assert not in_object_store(inputs[0].tobytes())
     kept = ray.put(inputs)
     assert in_object_store(inputs[0].tobytes()), "where it would have been"
