@@ -363,11 +363,44 @@ def shape_of(reply: httpx.Response) -> bytes:
 
 
 CROWD: Table = {f"p{number}": ((LEFT, number % 2),) for number in range(20)}
+Act = tuple[str, Table]
+"""What the owner does, and to whom."""
+OUTGROWN: list[Act] = [
+    ("add", {"eve": ((LEFT, 0),), "fay": ((LEFT, 1),)}),
+    ("add", CROWD),
+    ("add", dict.fromkeys(CROWD, ((LEFT, 0), (RIGHT, 1)))),
+    ("forget", dict.fromkeys(["ada", "bob", "cyd", "dan", *list(CROWD)[1:]], ())),
+    ("forget", dict.fromkeys(["eve", "fay"], ())),
+]
+"""Many more than the four who were registered come; one of them stays."""
 
 
+def some_acts(seed: int) -> list[Act]:
+    """Return acts in any order. Bob stays."""
+    random, acts = np.random.default_rng(seed), list[Act]()
+    away, there = [*CROWD, "eve", "fay"], ["ada", "cyd", "dan"]
+    for _ in range(8):
+        if random.random() < 0.6 or not there:
+            coming = random.permutation([*away, *there])[: random.integers(1, 12)].tolist()
+            places = random.choice([LEFT, RIGHT], (len(coming), 3))
+            records = zip(coming, places.tolist(), strict=True)
+            acts.append(("add", {who: tuple((at, seed % 2) for at in own) for who, own in records}))
+            away, there = [who for who in away if who not in coming], [*{*there, *coming}]
+        else:
+            gone = random.permutation(sorted(there))[: random.integers(1, 6)].tolist()
+            acts.append(("forget", dict.fromkeys(gone, ())))
+            there = [who for who in there if who not in gone]
+    return acts
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [OUTGROWN, *(pytest.param(some_acts(i), marks=pytest.mark.nightly) for i in range(20))],
+    ids=lambda acts: f"{len(acts)} acts",
+)
 @pytest.mark.parametrize("hers", [(LEFT, 0), (LEFT, 1)], ids=str)
 def test_people_answer_whatever_they_vote_when_there_are_more_or_fewer_than_were_registered(
-    hers: Record, tmp_path: Path
+    hers: Record, acts: list[Act], tmp_path: Path
 ) -> None:
     """Two worlds, of which one has one vote more for a class than people were registered."""
     settings = prepare(tmp_path)
@@ -376,23 +409,14 @@ def test_people_answer_whatever_they_vote_when_there_are_more_or_fewer_than_were
     with reachable(settings, "people") as service:
         asked, replies = count(1), []
         student = service.student("study", "people", mechanism=spec, epsilon=20)
-
-        def ask() -> None:
-            for place in (LEFT, RIGHT):
-                at = place + 0.0005 * next(asked)
+        for act, whom in [("", {}), *acts]:
+            if act == "add":
+                service.add(whom)
+            elif act == "forget":
+                service.forget(*whom)
+            for side in (LEFT, RIGHT, LEFT, RIGHT):
+                at = side + 0.0005 * next(asked)
                 replies.append(student.ask((at, at)))
-
-        for act in (
-            lambda: None,
-            lambda: service.add({"eve": ((LEFT, 0),), "fay": ((LEFT, 1),)}),
-            lambda: service.add(CROWD),
-            lambda: service.add(dict.fromkeys(CROWD, ((LEFT, 0), (RIGHT, 1)))),
-            lambda: service.forget("ada", "bob", "cyd", "dan", *list(CROWD)[1:]),
-            lambda: service.forget("eve", "fay"),
-        ):
-            act()
-            ask()
-            ask()
         assert {reply.status_code for reply in replies} == {200}
         assert len({shape_of(reply) for reply in replies}) == 1
         assert len(service.charged("study")) == 1

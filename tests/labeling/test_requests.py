@@ -34,7 +34,7 @@ from terrine_server.errors import (
 from terrine_server.labeling.pipeline import Labeling, input_digests, query_digests
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.labeling.voters import get_full_tallies
-from terrine_server.ledger import EnsembleRecord
+from terrine_server.ledger import ChargedBatch, EnsembleRecord
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
@@ -137,6 +137,7 @@ def test_no_value_of_votes_is_an_error(change: Change, tmp_path: Path) -> None:
     assert (tallies.sum(axis=1) == TEACHERS).all()
     service = Labeling(ledger, wrong(change), Metrics(), MOST)
     answered = one(service, service.check("study", inputs))
+    assert isinstance(answered, ChargedBatch)
     assert [result.outcome for result in answered.results] == ["answered"] * 2
     assert ledger.project("study").charges == 2
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import os
 import re
@@ -107,17 +108,21 @@ def encode_request(
     return head + raw, headers
 
 
+NO_CLASS = -1
+"""Stands for an output that chooses none."""
+
+
 def decode_labels(body: bytes, output: str | None, rows: int, classes: int) -> NDArray[np.int64]:
     """Read the labels `[B]` of a response: an output of labels, or of scores by class.
 
-    Of scores, the highest wins, and of equal ones the first, as for every teacher. Raises
-    InferenceError for anything else, such as another shape, a label that is not a class, or scores
-    that are not finite.
+    Of scores, the highest wins, and of equal ones the first, as for every teacher. `NO_CLASS` where
+    a label is not a class, or a score not finite. Raises InferenceError for a message of another
+    form, such as another shape, and for no value.
     """
     try:
-        found = _RESPONSE.decode(body).outputs
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InferenceError(f"no response of the protocol ({error})") from None
+        found = _decode_response(body).outputs
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        raise InferenceError("no response of the protocol") from None
     tensors = [tensor for tensor in found if output in (None, tensor.name)]
     if len(tensors) != 1:
         raise InferenceError(
@@ -125,20 +130,40 @@ def decode_labels(body: bytes, output: str | None, rows: int, classes: int) -> N
         )
     tensor = tensors[0]
     if tensor.datatype in _LABELS and tensor.shape in ([rows], [rows, 1]):
-        chosen = _array(tensor, np.int64).reshape(rows)
-        if not (chosen.min() >= 0 and chosen.max() < classes):
-            raise InferenceError("a label that is not a class")
-        return chosen
+        given = _numbers(tensor).reshape(rows)
+        known = (given >= 0) & (given < classes) & (given == np.floor(given))
+        return np.where(known, given, NO_CLASS).astype(np.int64)
     if tensor.datatype in _SCORES and tensor.shape == [rows, classes]:
-        scores = _array(tensor, np.float64)
-        if not np.isfinite(scores).all():
-            raise InferenceError("scores that are not finite")
-        best: NDArray[np.int64] = scores.argmax(axis=1)
-        return best
+        scores = _numbers(tensor).reshape(rows, classes)
+        known = np.isfinite(scores).all(axis=1)
+        return np.where(known, scores.argmax(axis=1), NO_CLASS)
     raise InferenceError(
         f"an output of {tensor.datatype[:20]} {tensor.shape[:4]}, expected labels [{rows}] or "
         f"scores [{rows}, {classes}]"
     )
+
+
+def _decode_response(body: bytes) -> _InferenceResponse:
+    """Read a response. Raises MsgspecError, RecursionError and ValueError."""
+    try:
+        return _RESPONSE.decode(body)
+    except msgspec.MsgspecError:
+        # Servers in Python write NaN and Infinity, which JSON has not, for what is not finite.
+        return msgspec.convert(json.loads(body), _InferenceResponse)
+
+
+def _numbers(tensor: _Tensor) -> NDArray[Any]:
+    """Return the numbers of a tensor. Raises InferenceError if they are others than it says."""
+    try:
+        given = np.asarray(tensor.data)
+        if given.dtype.kind == "O":  # null, where a number is not finite, or numbers of any size
+            known = (math.nan if each is None else each for each in tensor.data or ())
+            given = np.array([*known], dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        given = np.empty(0, dtype=np.object_)
+    if given.dtype.kind not in "iuf" or given.size != math.prod(tensor.shape):
+        raise InferenceError(f"the data of {tensor.name[:40]!r}: not the numbers that it says")
+    return given
 
 
 def decode_inputs(body: bytes, header_length: int | None, spec: InputSpec) -> NDArray[np.generic]:
@@ -177,17 +202,13 @@ def encode_response(model: str, found: NDArray[np.int64]) -> bytes:
 
 
 def _array(tensor: _Tensor, dtype: Any) -> NDArray[Any]:
-    try:
-        given = np.asarray(tensor.data)
-        wrong = given.dtype.kind not in "iuf" or given.size != math.prod(tensor.shape)
-        if wrong or (np.dtype(dtype).kind != "f" and given.dtype.kind == "f"):
-            raise ValueError("other numbers than it says")
-        with np.errstate(over="ignore"):
-            converted = given.astype(dtype).reshape(tensor.shape)
-        if np.dtype(dtype).kind != "f" and (converted.ravel() != given.ravel()).any():
-            raise ValueError("numbers out of range")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InferenceError(f"the data of {tensor.name[:40]!r}: {error}") from None
+    given, name = _numbers(tensor), tensor.name[:40]
+    if np.dtype(dtype).kind != "f" and given.dtype.kind == "f":
+        raise InferenceError(f"the data of {name!r}: fractions, expected whole numbers")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = given.astype(dtype).reshape(tensor.shape)
+    if np.dtype(dtype).kind != "f" and (converted.ravel() != given.ravel()).any():
+        raise InferenceError(f"the data of {name!r}: numbers out of range")
     return converted
 
 
@@ -361,8 +382,10 @@ class RemoteVoters(Voters):
             found = receive_labels(reply, owner, len(inputs), classes)
             if isinstance(found, str):
                 absent.append(owner.name)
-                found = substitute_vote(owner.name, inputs, classes)
-            choices[:, column] = found
+                found = np.full(len(inputs), NO_CLASS)
+            # Who says no class is not absent: whether there is a quorum depends on no output.
+            instead = substitute_vote(owner.name, inputs, classes)
+            choices[:, column] = np.where(found == NO_CLASS, instead, found)
         check_quorum(record, federation, absent)
         offsets = np.arange(len(inputs))[:, None] * classes
         counts = np.bincount((choices + offsets).ravel(), minlength=len(inputs) * classes)
@@ -558,7 +581,7 @@ async def _post(http: httpx.AsyncClient, request: VoteRequest) -> bytes | str:
 def receive_labels(
     reply: bytes | str, owner: Owner, rows: int, classes: int
 ) -> NDArray[np.int64] | str:
-    """Return the labels `[B]` of a reply to `ask`, or why there are none."""
+    """Return the labels `[B]` of a reply to `ask` (see `decode_labels`), or why there are none."""
     if isinstance(reply, str):
         return reply
     try:
@@ -603,7 +626,14 @@ def probe(directory: Path, federation: Federation) -> list[str | None]:
         else receive_share(reply, 1, classes)
         for reply, owner in zip(replies, federation.owners, strict=True)
     )
-    return [each if isinstance(each, str) else None for each in found]
+    return [
+        each
+        if isinstance(each, str)
+        else "an output that is no class"
+        if of_round is None and (each == NO_CLASS).any()
+        else None
+        for each in found
+    ]
 
 
 def substitute_vote(owner: str, inputs: np.ndarray, classes: int) -> NDArray[np.int64]:

@@ -87,6 +87,10 @@ class ManyOwners:
                 text = ",".join(["NaN"] * (rows * self.classes))
                 head = msgspec.json.encode({"outputs": [{**scores, "data": []}]})
                 return head.replace(b'"data":[]', f'"data":[{text}]'.encode())
+            case "null":
+                tensor = {**scores, "data": [None] * (rows * self.classes)}
+            case "huge":
+                tensor["data"] = [2**70] * rows
             case "nothing":
                 return b""
             case "text":
@@ -98,15 +102,9 @@ class ManyOwners:
         return msgspec.json.encode({"outputs": [tensor]})
 
 
-FAILING: tuple[str, ...] = (
-    "no class",
-    "below",
-    "fractions",
-    "too many",
-    "too few numbers",
-    "infinite",
-    "nan",
-)
+WITHOUT_A_CLASS = ("no class", "below", "fractions", "infinite", "nan", "null", "huge")
+"""Behaviours of an owner who is there, and whose outputs choose no class."""
+FAILING: tuple[str, ...] = ("too many", "too few numbers")
 FAILING += ("nothing", "text", "deep", "two outputs", "status", "reset", "endless", "stall", "drip")
 """Behaviours that make an owner absent."""
 

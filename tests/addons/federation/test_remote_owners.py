@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from addons.federation.owners import FAILING, ManyOwners, choices, many_owners
+from addons.federation.owners import FAILING, WITHOUT_A_CLASS, ManyOwners, choices, many_owners
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
 from support.wording import refuses
@@ -125,7 +125,7 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     rows = np.arange(len(x))
     expected[rows, choices(digits, x)[:, 7]] -= 1
     expected[rows, substitute_vote("owner-7", x, classes)] += 1
-    for behaviour in FAILING:
+    for behaviour in (*FAILING, *WITHOUT_A_CLASS):
         owners.behaviour[7] = behaviour
         found = get_full_tallies(voters, record, x)
         assert (found == expected).all(), behaviour
@@ -133,6 +133,24 @@ def test_whatever_one_owner_does_moves_one_vote_an_input_at_most(
     moved = get_full_tallies(voters, record, x) - before
     assert (np.abs(moved).sum(axis=1) == 2).all()
     assert not moved.sum(axis=1).any()
+
+
+@pytest.mark.parametrize("behaviour", WITHOUT_A_CLASS)
+def test_no_output_of_an_owner_decides_whether_there_is_a_quorum(
+    behaviour: str,
+    tmp_path: Path,
+    digits: Ensemble,
+    owners: ManyOwners,
+    digits_ensemble: DigitsEnsemble,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All must answer; the model of one is not finite, or says no class, because of its records."""
+    x = digits_ensemble.public[:4]
+    record = gathered(tmp_path, federation(digits, owners.url, quorum=OWNERS))
+    voters = RemoteVoters(tmp_path)
+    owners.behaviour[7] = behaviour
+    assert (get_full_tallies(voters, record, x).sum(axis=1) == OWNERS).all()
+    assert "absent" not in caplog.text
 
 
 class EndsEveryOtherRequest(BaseHTTPRequestHandler):
@@ -346,7 +364,9 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
     token = Tokens(ledger, SECRET_KEY).create(request).token
     with serving(settings) as url, Client(url, token, retries=0) as make_client:
         asked = 0
-        for number, failing in enumerate(zip(*[iter([*FAILING, "status"][:15])] * 5, strict=True)):
+        for number, failing in enumerate(
+            zip(*[iter([*FAILING, *WITHOUT_A_CLASS][:15])] * 5, strict=True)
+        ):
             owners.behaviour.clear()
             owners.behaviour |= dict(enumerate(failing, start=number))
             answers = make_client.label(digits_ensemble.public[number * 8 : number * 8 + 8])
