@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_hex
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
@@ -344,6 +344,9 @@ class LocalIssuer:
         self.made: list[str] = []
         """All codes and tokens, which nobody may write down."""
         self.asked: list[str] = []
+        self.replies = Event()
+        """Unset: it takes what it is asked, and says nothing."""
+        self.replies.set()
 
     def document(self) -> dict[str, Any]:
         paths = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
@@ -400,6 +403,7 @@ def local_issuer(host: str = "127.0.0.1") -> Iterator[LocalIssuer]:
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             issuer.asked.append(url.path)
+            issuer.replies.wait()
             if url.path == "/authorize":
                 asked = {name: value for name, (value,) in parse_qs(url.query).items()}
                 self.send_response(302)
@@ -417,6 +421,8 @@ def local_issuer(host: str = "127.0.0.1") -> Iterator[LocalIssuer]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             form = {name: value for name, (value,) in parse_qs(body).items()}
+            issuer.asked.append(self.path)
+            issuer.replies.wait()
             self.say(*issuer.exchange(form, self.headers.get("Authorization", "")))
 
         def say(self, status: int, document: dict[str, Any]) -> None:
@@ -437,5 +443,6 @@ def local_issuer(host: str = "127.0.0.1") -> Iterator[LocalIssuer]:
         try:
             yield issuer
         finally:
+            issuer.replies.set()
             server.shutdown()
             thread.join()

@@ -13,9 +13,10 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import httpx
@@ -50,7 +51,7 @@ MAX_REPLY_BYTES = 256 * 1024
 METADATA_SECONDS = 3600.0
 """How long its discovery document and keys are trusted."""
 RETRY_SECONDS = 10.0
-"""How soon its keys may be asked for again, for a signature that none of them has made."""
+"""How soon it may be asked again that did not answer, or for a signature that no key has made."""
 MIN_RSA_BITS = 2048
 LATEST_TIME = 253_402_300_799
 """Seconds since 1970 of the last second of the year 9999. What is later is no time."""
@@ -75,6 +76,36 @@ class Metadata(BaseModel):
     authorization_response_iss_parameter_supported: bool = False
 
 
+T = TypeVar("T")
+
+
+class _Fetched(Generic[T]):
+    """What one fetches for all who wait, and all then have for a while, as a failure. Thread-safe.
+
+    Whoever asks an issuer that does not answer would otherwise wait for it once more.
+    """
+
+    def __init__(self, fetch: Callable[[], T]) -> None:
+        self._fetch = fetch
+        self._lock = Lock()
+        self._found: T | IssuerError | None = None
+        self._at = 0.0
+
+    def get(self, seconds: float) -> T:
+        """Return what was fetched so many seconds ago at most. Raises IssuerError."""
+        with self._lock:
+            kept = RETRY_SECONDS if isinstance(self._found, IssuerError) else seconds
+            if self._found is None or time.monotonic() - self._at >= kept:
+                try:
+                    self._found = self._fetch()
+                except IssuerError as error:
+                    self._found = error
+                self._at = time.monotonic()
+            if isinstance(self._found, IssuerError):
+                raise self._found.with_traceback(None)
+            return self._found
+
+
 class Issuer:
     """The issuer that the settings name. Thread-safe."""
 
@@ -92,8 +123,8 @@ class Issuer:
         self._client_id = settings.oidc_client_id or ""
         self._secret = _secret(settings.oidc_client_secret_file)
         self._redirect = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
-        self._metadata: tuple[float, Metadata] | None = None
-        self._keys: tuple[float, list[tuple[str | None, Key]]] | None = None
+        self._metadata = _Fetched(self._fetch_metadata)
+        self._keys = _Fetched(self._fetch_keys)
 
     def address(self, flow: SignInAttempt) -> str:
         """Return where to send the browser. Raises IssuerError."""
@@ -131,8 +162,9 @@ class Issuer:
 
     def metadata(self) -> Metadata:
         """Return the discovery document, which is read again every hour."""
-        if self._metadata is not None and time.monotonic() - self._metadata[0] < METADATA_SECONDS:
-            return self._metadata[1]
+        return self._metadata.get(METADATA_SECONDS)
+
+    def _fetch_metadata(self) -> Metadata:
         given = self._json("GET", f"{self.url.rstrip('/')}/.well-known/openid-configuration")
         try:
             found = Metadata.model_validate(given)
@@ -149,7 +181,6 @@ class Issuer:
                 raise self._wrong("an address in its discovery document is not of https")
         if "S256" not in (found.code_challenge_methods_supported or ["S256"]):
             raise self._wrong("it does not take PKCE with S256")
-        self._metadata = time.monotonic(), found
         return found
 
     def _id_token(self, metadata: Metadata, flow: SignInAttempt, code: str) -> str:
@@ -241,15 +272,15 @@ class Issuer:
 
     def _key_sets(self) -> Iterator[list[tuple[str | None, Key]]]:
         """Yield the keys that are known, then, for who finds none among them, those of now."""
-        known, now = self._keys, time.monotonic()
-        if known is not None and now - known[0] < METADATA_SECONDS:
-            yield known[1]
-            if now - known[0] < RETRY_SECONDS:
-                return
+        known = self._keys.get(METADATA_SECONDS)
+        yield known
+        newer = self._keys.get(RETRY_SECONDS)
+        if newer is not known:
+            yield newer
+
+    def _fetch_keys(self) -> list[tuple[str | None, Key]]:
         given = self._json("GET", self.metadata().jwks_uri).get("keys")
-        found = list(_public_keys(given if isinstance(given, list) else []))
-        self._keys = time.monotonic(), found
-        yield found
+        return list(_public_keys(given if isinstance(given, list) else []))
 
     def _role(self, claims: Mapping[str, Any]) -> Role:
         """Return the role that the claims map to. Without one, nobody gets in."""

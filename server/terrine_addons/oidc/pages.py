@@ -3,13 +3,16 @@
 A link, since our policy lets no form lead to another site. The browser keeps the attempt in a
 cookie of its own, which is `SameSite=Lax`: the answer comes from the issuer's site. For the same
 reason the way on to the overview is a page, not a redirect: the session's is `SameSite=Strict`.
+
+Anybody may begin, and an issuer may take its time: whoever waits for it waits in threads that serve
+nothing else, and a failure counts as a failed sign-in.
 """
 
 from __future__ import annotations
 
 import structlog
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from terrine_addons.oidc.issuer import CALLBACK, IssuerError
@@ -28,15 +31,20 @@ callbacks = APIRouter(include_in_schema=False)
 """Not checked for unknown parameters: issuers add some (OpenID Connect Core, 3.1.2.5)."""
 
 ANSWER = ("state", "code", "iss")
+_BEGINNING = CapacityLimiter(1)
+"""Threads that find out where browsers are sent: what one has fetched, the next one finds."""
+_ENDING = CapacityLimiter(4)
+"""Threads that exchange codes, each of which may wait for the issuer."""
 
 
 @router.get("/oidc/start")
-def start(request: Request, services: ServicesDep) -> Response:
+async def start(request: Request, services: ServicesDep) -> Response:
     """Send the browser to the issuer."""
     issuer = _issuer(services)
+    services.failed_logins.check(_network(request))
     cookie, flow = services.sessions.begin_flow()
     try:
-        address = issuer.address(flow)
+        address = await to_thread.run_sync(issuer.address, flow, limiter=_BEGINNING)
     except IssuerError as error:
         return _unavailable(request, services, error)
     response = RedirectResponse(address, 303, HEADERS)
@@ -48,22 +56,24 @@ def start(request: Request, services: ServicesDep) -> Response:
 async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response:
     """Begin a session for whom the issuer's answer is about."""
     issuer = _issuer(services)
+    services.failed_logins.check(_network(request))
     given = request.query_params
     if any(len(given.getlist(name)) > 1 for name in ANSWER):
         raise InvalidQuery("The issuer's answer has a parameter twice.")
     answer = {name: given[name] for name in ANSWER if name in given}
     try:
-        made = await run_in_threadpool(
+        made = await to_thread.run_sync(
             services.sessions.sign_in_through_issuer,
             issuer,
             request.cookies.get(access.FLOW),
             answer,
             request.state.request_id,
+            limiter=_ENDING,
         )
     except IssuerError as error:
         response = _unavailable(request, services, error)
     except (Unauthorized, Forbidden) as error:
-        services.failed_logins.take(client_network(request.client.host) if request.client else "")
+        services.failed_logins.take(_network(request))
         request.state.problem = error.problem
         response = form(request, services, error.detail, 403)
     else:
@@ -74,8 +84,14 @@ async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response
 
 
 def _unavailable(request: Request, services: Services, error: IssuerError) -> Response:
+    services.failed_logins.take(_network(request))
     log.error("issuer unavailable", cause=str(error))
     return form(request, services, f"{error} With a token you still can.", 503)
+
+
+def _network(request: Request) -> str:
+    """Return whose sign-ins are counted."""
+    return client_network(request.client.host) if request.client else ""
 
 
 def _issuer(services: Services) -> Issuer:

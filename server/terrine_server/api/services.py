@@ -72,14 +72,21 @@ class RateLimit:
 
     def take(self, key: str) -> int:
         """Use one of `key`'s allowance; return what is left. Raises `RateLimited` if none was."""
-        left = self._use(key, 1, least=1)
+        return self._take(key, 1)
+
+    def check(self, key: str) -> None:
+        """Raise `RateLimited` if nothing is left of `key`'s allowance; use none of it."""
+        self._take(key, 0)
+
+    def _take(self, key: str, amount: int) -> int:
+        left = self._use(key, amount, least=1)
         if left < 1:
             wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
             raise RateLimited(
                 f"More than {self.per_minute} {self._what} in a minute. Retry in {wait} s.",
                 retry_after=wait,
             )
-        return int(left) - 1
+        return int(left) - amount
 
     def use(self, key: str, amount: int) -> None:
         """Use what was already granted; the next `take` waits until it is made up for."""

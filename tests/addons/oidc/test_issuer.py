@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from anyio import to_thread
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
@@ -27,9 +30,11 @@ from support.browser import (
     with_alg_none,
     with_shared_secret,
 )
+from support.processes import PATIENCE_SECONDS
 from support.wording import holds, refuses
 from terrine_addons.oidc import issuer as through
 from terrine_addons.oidc.issuer import check_sign_in
+from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.doctor import Severity
 from terrine_server.owner import sign_in as sessions
@@ -295,8 +300,9 @@ def test_keys_may_change_and_weak_ones_are_none(
 
 
 def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
-    house: House, tmp_path: Path
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(through, "RETRY_SECONDS", 0.0)
     with local_issuer() as issuer:
         wrong: list[dict[str, Any]] = [
             {"issuer": "https://another.example"},
@@ -337,6 +343,58 @@ def test_the_doctor_asks_the_issuer(house: House, issuer: LocalIssuer, visitor: 
     assert found.state is Severity.PROBLEM
     holds(found.found, "https://another.example", issuer.url)
     assert not list(check_sign_in(house.app.state.services.settings))
+
+
+def test_whoever_waits_for_the_issuer_keeps_nobody_else_waiting(
+    house: House, issuer: LocalIssuer, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(through, "REPLY_SECONDS", 600.0)
+    student = {"Authorization": f"Bearer {house.token(Role.STUDENT, 'study')}"}
+
+    def browser() -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(visitor.app), base_url=PUBLIC)
+
+    async def visit() -> None:
+        to_thread.current_default_thread_limiter().total_tokens = 2
+        async with AsyncExitStack() as stack:
+            people = [await stack.enter_async_context(browser()) for _ in range(6)]
+
+            async def together(paths: list[str]) -> list[httpx.Response]:
+                """Visit while the issuer is silent, and see that a student is served meanwhile."""
+                issuer.replies.clear()
+                pairs = zip(people, paths, strict=True)
+                waiting = [asyncio.create_task(one.get(path)) for one, path in pairs]
+                try:
+                    while not issuer.asked:
+                        await asyncio.sleep(0.01)
+                    budget = people[0].get("/budget", headers=student)
+                    reply = await asyncio.wait_for(budget, PATIENCE_SECONDS)
+                    assert reply.status_code == 200
+                    assert not any(each.done() for each in waiting)
+                finally:
+                    issuer.replies.set()
+                return await asyncio.gather(*waiting)
+
+            there = await together(["/admin/oidc/start"] * len(people))
+            assert issuer.asked == ["/.well-known/openid-configuration"], "one asks for all"
+            back = [httpx.get(each.headers["location"]).headers["location"] for each in there]
+            issuer.asked.clear()
+            assert {each.status_code for each in await together(back)} == {200}
+
+    asyncio.run(visit())
+
+
+@pytest.mark.usefixtures("no_refill")
+def test_an_issuer_that_fails_is_not_asked_at_each_attempt_which_counts(
+    issuer: LocalIssuer, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(through, "RETRY_SECONDS", 600.0)
+    issuer.metadata = {"issuer": "https://another.example"}
+    allowed = visitor.app.state.services.settings.failed_logins_per_minute
+    seen = [visitor.get("/admin/oidc/start").status_code for _ in range(allowed + 1)]
+    assert seen == [503] * allowed + [429]
+    assert len(issuer.asked) == 1
+    assert visitor.get("/admin/oidc/callback?code=1").status_code == 429
 
 
 @pytest.mark.usefixtures("no_refill")
