@@ -13,9 +13,20 @@ from pydantic import (
     StrictInt,
     StrictStr,
     Tag,
+    field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from terrine_protocol.base import Wire, absent
+
+MAX_EXTRA_VOTES = 1_000_000_000
+"""The most that `immutable` adds to the winner; far fewer cost more than a project may have."""
+NEAR_ZERO_COST = (
+    "each extra vote is paid for, as other records move them all. With the near-zero-cost paper's "
+    "own c = 1e100 and gamma = 1e-10, one answer has an ε of about 1e90, not near 0: "
+    "docs/privacy/failed-claims.md, Near-zero cost. For exact winners use stable"
+)
+"""Why not more."""
 
 Sigma = Annotated[
     float,
@@ -140,7 +151,7 @@ class ImmutableSpec(Wire):
 
     name: Literal["immutable"]
     c: Annotated[
-        int, Field(strict=True, ge=0, le=1_000_000_000, description="Votes added to the winner.")
+        int, Field(strict=True, ge=0, le=MAX_EXTRA_VOTES, description="Votes added to the winner.")
     ]
     gamma: Annotated[
         Gamma | None, Field(description="Either: Laplace noise of scale 1/gamma, in votes.")
@@ -149,6 +160,14 @@ class ImmutableSpec(Wire):
         Sigma | None,
         Field(description="Or: the standard deviation of Gaussian noise, in votes."),
     ] = None
+
+    @field_validator("c", mode="before")
+    @classmethod
+    def _refuse_what_nobody_can_pay(cls, value: object) -> object:
+        if isinstance(value, int | float) and value > MAX_EXTRA_VOTES:
+            why = f"Input should be at most {MAX_EXTRA_VOTES:,}: {NEAR_ZERO_COST}"
+            raise PydanticCustomError("too_many_extra_votes", "{why}", {"why": why})
+        return value
 
 
 class StableSpec(Wire):

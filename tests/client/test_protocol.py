@@ -106,6 +106,17 @@ def test_an_invalid_value_is_refused_by_its_field(model: str, field: str, value:
     assert {error["loc"][0] for error in refused.value.errors()} == {field}
 
 
+@pytest.mark.parametrize("c", [1e100, 10**100, 10**9 + 1, 1e9 + 1, float("inf")])
+def test_extra_votes_that_nobody_can_pay_for_are_refused_with_their_price(c: float) -> None:
+    adapter: TypeAdapter[MechanismSpec] = TypeAdapter(MechanismSpec)
+    spec = {"name": "immutable", "gamma": 1e-10}
+    with refuses(ValidationError, "1e90", "1,000,000,000", "docs/privacy/failed-claims.md"):
+        adapter.validate_python(spec | {"c": c})
+    adapter.validate_python(spec | {"c": 10**9})
+    with refuses(ValidationError, "integer"):
+        adapter.validate_python(spec | {"c": 2.5})
+
+
 def test_a_consensus_belongs_to_data_dependent_accounting() -> None:
     given = {"consensus": [{"agreement": 0.9}]}
     plain = {k: v for k, v in EXAMPLES["ProjectOpen"].items() if k != "consensus"}

@@ -64,6 +64,7 @@ REFUSED: list[tuple[Spec, str]] = [
     (BOOSTED | {"sigma": 0.4}, "sigma 0.4 0.5 10000"),
     (BOOSTED | {"c": -1}, "c -1 votes winner"),
     (BOOSTED | {"c": 10**9 + 1}, "c 1000000001 1000000000"),
+    (LAPLACE_BOOSTED | {"c": 10**100}, "c 1e+100 paid docs/privacy/immutable.md"),
     (LAPLACE_BOOSTED | {"c": 1.5}, "c whole 1.5"),
     (LAPLACE_BOOSTED | {"gamma": 1e-5}, "gamma 1e-05 0.001 50"),
     (STABLE | {"sigma": 0.4}, "sigma 0.4 0.5 10000"),

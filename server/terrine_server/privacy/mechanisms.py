@@ -261,7 +261,8 @@ class Immutable:
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
-        integer("c", self.c, 0, MAX_EXTRA_VOTES, "it is the number of votes added to the winner")
+        why = "each of the votes added to the winner is paid for; see docs/privacy/immutable.md"
+        integer("c", self.c, 0, MAX_EXTRA_VOTES, why)
         if (self.gamma is None) == (self.sigma is None):
             raise ParameterError(
                 "immutable takes exactly one of gamma (Laplace noise) and sigma (Gaussian noise)."
