@@ -11,14 +11,14 @@ import typer
 
 from terrine_experiments.glyphs.records import Drawing, write_glyphs
 from terrine_experiments.near_zero import near_zero
-from terrine_experiments.page import write_page
+from terrine_experiments.page import begin_page, write_page
 from terrine_experiments.papers import Name
 from terrine_experiments.pate_2017 import pate_2017
 from terrine_experiments.reproduce import NEAR, Experiment, Selling
 from terrine_experiments.results import FILE, draw, keep, table
 from terrine_experiments.scalable_2018 import scalable_2018
 from terrine_experiments.sources import load
-from terrine_experiments.study import Protocol, Study
+from terrine_experiments.study import DRAWS, Protocol, Study
 from terrine_server import logs
 from terrine_server.cli.console import console, errors, fail, run
 
@@ -47,7 +47,7 @@ def reproduce(
         Protocol,
         typer.Option(
             help="folds: every test input measures a student that has not seen it. last-1000: the "
-            "last 1,000 test inputs measure one that has seen all others, as in P18."
+            "last 1,000 test inputs measure one that has seen all others, as in P17."
         ),
     ] = "folds",
     runs: Annotated[int, typer.Option(min=1, max=100, help="With teachers of their own.")] = 3,
@@ -104,23 +104,33 @@ def paper(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="For teachers, votes and figures.")
     ] = Path("reproduce-papers"),
-    page: Annotated[Path, typer.Option(metavar="FILE", help="The page that is renewed.")] = Path(
-        "docs/papers.md"
-    ),
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page that is renewed, such as docs/papers.md; rows of other papers stay as "
+            "they are. Default: papers.md in --out.",
+        ),
+    ] = None,
 ) -> None:
-    """Recompute what three papers print, and renew the page that compares it.
+    """Recompute what three papers print, and renew a page that compares it.
 
     Run the same command again to continue after an interruption: votes, and what students reached,
-    are kept in --out.
+    are kept in --out. Another --out draws all noise anew.
     """
     if which != "all" and which not in CHAPTERS:
         fail(f"There is no paper {which!r}; expected {', '.join(CHAPTERS)}, or all.")
-    if not page.exists():
+    if page is None:
+        page = out / "papers.md"
+        if not page.exists():
+            begin_page(page)
+    elif not page.exists():
         fail(f"{page} is not there: it holds the prose that the tables stand in.")
     logs.configure("error")
     study = Study(data, out, console)
     chosen = [which] if which != "all" else list(CHAPTERS)
-    write_page(page, out, {name: CHAPTERS[name](study, page.parent) for name in chosen})
+    made = {name: CHAPTERS[name](study, page.parent) for name in chosen}
+    write_page(page, made, DRAWS)
     study.say(f"{page}, with pictures beside it")
 
 

@@ -8,7 +8,7 @@ sensitivity. What is *enforced* follows from the public transcript, so a service
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,8 @@ from terrine_server.privacy.published import (
     Meter,
     gnmax_rdp,
     gnss_rdp,
-    lnmax_rdp,
+    lnmax_terms,
+    small_q_bound,
     union_bound,
 )
 from terrine_server.privacy.quoting import split_delta
@@ -50,7 +51,7 @@ MOMENTS = np.arange(2, 10, dtype=np.float64)
 class Selective:
     """The test and the noise of Confident-GNMax or of a round of Interactive-GNMax, as in P18.
 
-    Order, β, σ and ε of what it would publish are of its Table 2.
+    Order, β and σ of what it would publish, and `printed`, both its ε, are of its Table 2.
     """
 
     threshold: int
@@ -60,7 +61,7 @@ class Selective:
     order: float = 0
     beta: float = 0
     sigma_ss: float = 0
-    sanitised: float = 0
+    printed: str = "–"
     own: tuple[float, float, float] | None = None
     """Order, β and σ of what we would publish, chosen on other queries."""
 
@@ -98,12 +99,20 @@ class PaperCost:
 
 
 def lnmax_cost(votes: Ints, gamma: float, orders: Floats = ORDERS) -> PaperCost:
-    """P17's Lemma 4 and Theorem 3 for the noisy maximum with Laplace noise."""
+    """P17's Lemma 4 and Theorems 2 and 3 for the noisy maximum with Laplace noise.
+
+    Theorem 2, for any votes, is 2γ²α at order α, and 2γ at most. The product's own curve of pure
+    2γ-DP is tighter, so its ε is less than what the paper would print.
+    """
     x = gamma * (votes.max(axis=1, keepdims=True) - votes)
     terms = np.log((2 + x) / 4) - x
     terms[np.arange(len(votes)), votes.argmax(axis=1)] = -np.inf
-    log_q = np.minimum(np.logaddexp.reduce(terms, axis=1), math.log(0.9))
-    cost = lnmax_rdp(log_q, gamma, orders)
+    level = -np.minimum(np.logaddexp.reduce(terms, axis=1), math.log(0.9))
+    worst = 2 * gamma * np.minimum(gamma * orders, 1)
+    few = lnmax_terms(level[:, None], gamma)
+    valid = level[:, None] > np.logaddexp(0, 2 * gamma)
+    bound = np.where(valid, small_q_bound(level[:, None], few, orders - 1), np.inf)
+    cost = np.minimum(bound, worst)
     return PaperCost(orders, np.zeros_like(cost), cost, np.ones(len(votes)))
 
 
@@ -134,14 +143,19 @@ def claimed_gnss_rdp(order: float, beta: float, sigma: float) -> float:
     return order * math.exp(2 * beta) / sigma**2 + spread / (order - 1)
 
 
-def sanitised_as_stated(row: Selective, cost: PaperCost, delta: float) -> tuple[float, float]:
-    """ε of P18's Table 2 for these votes, with its price of sanitising and with the one that holds.
+def sanitised_as_stated(
+    rounds: Sequence[tuple[Selective, PaperCost]], delta: float
+) -> tuple[float, float]:
+    """ε of P18's Table 2 for the votes of all rounds, with its price of sanitising and with the one
+    that holds.
 
-    `cost`: at the row's order alone.
+    Each comes with its cost at its order alone, which is the same for all.
     """
-    at = float(cost.total[0]) + math.log(1 / delta) / (row.order - 1)
-    terms = (row.order, row.beta, row.sigma_ss)
-    return at + claimed_gnss_rdp(*terms), at + gnss_rdp(*terms)
+    order = rounds[0][0].order
+    at = sum(float(cost.total[0]) for _, cost in rounds) + math.log(1 / delta) / (order - 1)
+    terms = [(row.order, row.beta, row.sigma_ss) for row, _ in rounds]
+    claimed = sum(claimed_gnss_rdp(*each) for each in terms)
+    return at + claimed, at + sum(gnss_rdp(*each) for each in terms)
 
 
 Sold = tuple[Mechanism, Mapping[VoteOutcome, int]]

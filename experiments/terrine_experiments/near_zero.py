@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from terrine_experiments.costs import enforced
-from terrine_experiments.page import Chapter, Item, percent, shown_epsilon, table, verdict
-from terrine_experiments.papers import LNMAX
+from terrine_experiments.page import (
+    Chapter,
+    Figure,
+    Item,
+    needed,
+    number,
+    percent,
+    shown_epsilon,
+    verdict,
+)
+from terrine_experiments.papers import LNMAX, Name
 from terrine_experiments.pate_2017 import (
     GAMMA,
+    KINDS,
     POOL,
     TEACHERS,
+    accuracies,
+    answers_cost,
     curves,
     gaps,
     lnmax,
@@ -24,20 +37,39 @@ from terrine_experiments.study import Ints, Study
 from terrine_server.privacy import Mechanism, VoteOutcome, build_mechanism
 from terrine_server.privacy.mechanisms import StableArgmax, distance_to_instability
 
-NEAR_ZERO: dict[tuple[int, str], float] = {
-    (100, LNMAX): 0.635,
-    (1_000, LNMAX): 0.898,
-    (5_000, LNMAX): 0.941,
-    (9_000, LNMAX): 0.934,
-    (9_000, "immutable"): 0.951,
-    (9_000, "clean votes"): 0.945,
-    (9_000, "immutable, 5 teachers"): 0.978,
-    (9_000, "clean votes, 5 teachers"): 0.975,
-    (9_000, "ground truth"): 0.981,
+NEAR_ZERO: dict[Name, dict[tuple[int, str], float]] = {
+    "mnist": {
+        (100, LNMAX): 0.635,
+        (1_000, LNMAX): 0.898,
+        (5_000, LNMAX): 0.941,
+        (9_000, LNMAX): 0.934,
+        (9_000, "immutable"): 0.951,
+        (9_000, "clean votes"): 0.945,
+        (9_000, "immutable, 5 teachers"): 0.978,
+        (9_000, "clean votes, 5 teachers"): 0.975,
+        (9_000, "ground truth"): 0.981,
+    },
+    "svhn": {
+        (500, LNMAX): 0.540,
+        (1_000, LNMAX): 0.640,
+        (5_000, LNMAX): 0.795,
+        (10_000, LNMAX): 0.846,
+        (10_000, "immutable"): 0.857,
+        (10_000, "clean votes"): 0.858,
+        (10_000, "immutable, 5 teachers"): 0.871,
+        (10_000, "clean votes, 5 teachers"): 0.871,
+        (10_000, "ground truth"): 0.893,
+    },
 }
-"""Students on MNIST by the near-zero-cost paper's Table 1: after how many answers, and of which."""
-NEAR_ZERO_LABELS = {LNMAX: 0.9302, "immutable": 0.9433, "clean votes": 0.9437}
-"""Its Table 2: how many labels of 250 teachers on MNIST are right."""
+"""Students by the near-zero-cost paper's Table 1: after how many answers, and of which."""
+NEAR_ZERO_LABELS: dict[Name, dict[str, float]] = {
+    "mnist": {LNMAX: 0.9302, "immutable": 0.9433, "clean votes": 0.9437},
+    "svhn": {LNMAX: 0.8711, "immutable": 0.8808, "clean votes": 0.8806},
+}
+"""Its Table 2: how many labels of 250 teachers are right."""
+DELTAS: dict[Name, float] = {"mnist": 1e-5, "svhn": 1e-6}
+FALSE_CLAIM = "ε ≥ 1e90"
+"""What an immutable answer costs at the paper's parameters, at the least."""
 DELTA = 1e-5
 EXTRA_VOTES = 1_000_000_000
 """The most that `immutable` takes; the paper adds 1e100, and noise of scale 1e10."""
@@ -50,41 +82,55 @@ IMMUTABLE, CLEAN, TRUTH = "immutable", "clean votes", "ground truth"
 
 def near_zero(study: Study, pictures: Path) -> Chapter:
     """Recompute the paper, and what holds beside it. Raises DataError without MNIST."""
-    votes = study.votes("mnist", "networks", TEACHERS)
-    truth, pool = study.source("mnist").test.labels, POOL["mnist"]
-    items = []
-    for (queries, what), printed in NEAR_ZERO.items():
-        if what == LNMAX:
-            asked, ours, least = sell_lnmax(study, "mnist", queries, DELTA)
-            accuracy = asked.accuracy
-        elif what == TRUTH:
-            accuracy = study.taught("mnist", "ground-truth", truth[:pool])
-            ours, least = percent(accuracy), "not private"
-        else:
-            # With so many extra votes the noise never changes the winner, which both teach.
-            teachers = 5 if what.endswith("5 teachers") else TEACHERS
-            few = study.votes("mnist", "networks", teachers)[:pool]
-            winners = immutable(few, EXTRA_VOTES).release(few).labels
-            accuracy = study.taught("mnist", f"networks-{teachers}-winners", winners)
-            claimed = what.startswith(IMMUTABLE)
-            ours = f"{'ε ≈ 0, which is false: ' if claimed else ''}{percent(accuracy)}"
-            least = "ε ≥ 1e90" if claimed else "not private"
-        paper = f"{queries:,} answers: {percent(printed)}"
-        items.append(Item(f"NZC, {what}, mnist", paper, ours, least, verdict(accuracy, printed)))
-    labels = {
-        LNMAX: lnmax(votes, GAMMA).release(votes).labels,
-        IMMUTABLE: immutable(votes, EXTRA_VOTES).release(votes).labels,
-        CLEAN: votes.argmax(axis=1),
-    }
-    for what, printed in NEAR_ZERO_LABELS.items():
-        right = float((labels[what] == truth).mean())
-        compared = verdict(right, printed)
-        items.append(
-            Item(f"NZC, right labels, {what}", percent(printed), percent(right), verdict=compared)
-        )
+    items = [
+        student_row(study, name, queries, what, printed)
+        for name, rows in NEAR_ZERO.items()
+        for (queries, what), printed in rows.items()
+    ]
+    for name, labels in NEAR_ZERO_LABELS.items():
+        items += [label_row(study, name, what, printed) for what, printed in labels.items()]
     _draw(study, pictures)
-    prices = _prices(votes[:1_000], truth[:1_000])
-    return Chapter(items, {"stable": _stable(study), "immutable": prices})
+    truth = study.source("mnist").test.labels
+    prices = _prices(study.votes("mnist", "networks", TEACHERS)[:1_000], truth[:1_000])
+    tables = {"stable": _stable(study), "immutable": prices}
+    return Chapter(items, tables, {each: study.has(each) for each in NEAR_ZERO})
+
+
+def student_row(study: Study, name: Name, queries: int, what: str, printed: float) -> Item:
+    """A line of Table 1. The paper's students are supervised, and so are ours."""
+    title, paper = f"NZC, {what}, {name}", f"{queries:,} answers: {percent(printed)}"
+    private = what == LNMAX
+    least = FALSE_CLAIM if what.startswith(IMMUTABLE) else "not private"
+    if not study.has(name):
+        least = answers_cost(name, queries, DELTAS[name]) if private else least
+        return Item(title, paper, needed(name), least)
+    if private:
+        right, ours, least = sell_lnmax(study, name, queries, DELTAS[name], "supervised")
+        return Item(title, paper, ours, least, verdict(right, printed))
+    truth, pool = study.source(name).test.labels, POOL[name]
+    if what == TRUTH:
+        right = study.supervise(name, "ground-truth", truth[:pool])
+    else:
+        # With so many extra votes the noise never changes the winner, which both teach.
+        teachers = 5 if what.endswith("5 teachers") else TEACHERS
+        few = study.votes(name, KINDS[name], teachers)[:pool]
+        winners = immutable(few, EXTRA_VOTES).release(few).labels
+        right = study.supervise(name, f"networks-{teachers}-winners", winners)
+    claimed = "ε ≈ 0, which is false: " if what.startswith(IMMUTABLE) else ""
+    return Item(title, paper, claimed + percent(right), least, verdict(right, printed))
+
+
+def label_row(study: Study, name: Name, what: str, printed: float) -> Item:
+    """A line of Table 2."""
+    title = f"NZC, right labels, {what}, {name}"
+    if not study.has(name):
+        return Item(title, percent(printed), needed(name))
+    votes, truth = study.votes(name, KINDS[name], TEACHERS), study.source(name).test.labels
+    right: Figure = float((votes.argmax(axis=1) == truth).mean())
+    if what != CLEAN:
+        mechanism = lnmax(votes, GAMMA) if what == LNMAX else immutable(votes, EXTRA_VOTES)
+        right = accuracies(mechanism, votes, truth)
+    return Item(title, percent(printed), percent(right), verdict=verdict(right, printed))
 
 
 def immutable(votes: Ints, extra: int) -> Mechanism:
@@ -98,34 +144,35 @@ def stable(teachers: int, sigma: float) -> StableArgmax:
     return StableArgmax(teachers, 10, sigma, DELTA / 25 / POOL["mnist"])
 
 
-def _stable(study: Study) -> str:
+def _stable(study: Study) -> list[Sequence[str]]:
     """What answers cost where no vote could change them."""
     rows = []
     for kind, teachers, sigma in STABLE:
         votes, mechanism = study.votes("mnist", kind, teachers), stable(teachers, sigma)
         pool = POOL["mnist"]
-        asked = study.ask("mnist", f"{kind}-{teachers}-stable", votes[:pool], mechanism, pool)
-        answers = f"{asked.outcomes[VoteOutcome.ANSWERED]:,} of {pool:,}"
-        known, truth = asked.labels >= 0, study.source("mnist").test.labels[:pool]
-        right = float((asked.labels == truth)[known].mean())
-        figures = percent(right), percent(asked.accuracy)
-        least = shown_epsilon(enforced((mechanism, asked.outcomes), delta=DELTA))
-        rows.append((f"{teachers:,} {kind}", f"{sigma:g}", answers, *figures, least))
-    return table(("teachers", "σ", "answered", "right labels", "student", "enforced"), rows)
+        what = f"{kind}-{teachers}-stable"
+        asked = study.ask("mnist", what, votes[:pool], mechanism, pool, "supervised")
+        truth = study.source("mnist").test.labels[:pool]
+        known = [each.outcomes[VoteOutcome.ANSWERED] for each in asked]
+        right = [float((each.labels == truth)[each.labels >= 0].mean()) for each in asked]
+        figures = percent(right), percent([each.accuracy for each in asked])
+        least = [enforced((mechanism, each.outcomes), delta=DELTA) for each in asked]
+        answers = f"{number(known)} of {pool:,}"
+        rows.append((f"{teachers:,} {kind}", f"{sigma:g}", answers, *figures, shown_epsilon(least)))
+    return [("teachers", "σ", "answered", "right labels", "student", "enforced"), *rows]
 
 
-def _prices(votes: Ints, truth: Ints) -> str:
+def _prices(votes: Ints, truth: Ints) -> list[Sequence[str]]:
     """What extra votes buy, and cost."""
     rows = []
     for extra in BOOSTS:
         mechanism = immutable(votes, extra)
-        labels = mechanism.release(votes).labels
-        told = [percent(float((labels == each).mean())) for each in (votes.argmax(axis=1), truth)]
+        told = [percent(accuracies(mechanism, votes, of)) for of in (votes.argmax(axis=1), truth)]
         least = enforced((mechanism, {VoteOutcome.ANSWERED: len(votes)}), delta=DELTA)
         pure = f"{2 * GAMMA:g}", f"{2 * GAMMA * (1 + extra):g}"
         rows.append((f"{extra:,}", *told, *pure, shown_epsilon(least)))
     heads = ("extra votes", "the winner is told", "right", "claimed ε of a query", "true bound")
-    return table((*heads, "enforced, 1,000 queries"), rows)
+    return [(*heads, "enforced, 1,000 queries"), *rows]
 
 
 def _draw(study: Study, pictures: Path) -> None:
@@ -133,7 +180,7 @@ def _draw(study: Study, pictures: Path) -> None:
     found = measure_all(study)
     gap, near = gaps(study.votes("mnist", "networks", TEACHERS)), np.arange(0, TEACHERS + 1, 5)
     qualified = Curve("250 networks", near, [100 * float((gap > n).mean()) for n in near])
-    paper = Curve("NZC: clean votes", [TEACHERS], [100 * NEAR_ZERO_LABELS[CLEAN]], PAPER)
+    paper = Curve("NZC: clean votes", [TEACHERS], [100 * NEAR_ZERO_LABELS["mnist"][CLEAN]], PAPER)
     share, right = "queries, %", [*curves(found, "plurality"), paper]
     far = curves(found, "far")
     panels = [

@@ -56,6 +56,7 @@ def _pate(
     return Published(source, method, epsilon, delta, accuracy, baseline, labels, DATA_DEPENDENT)
 
 
+NOT_PRIVATE = "without privacy"
 LNMAX, CONFIDENT, INTERACTIVE = "LNMax", "Confident-GNMax", "Interactive-GNMax, two rounds"
 PAPERS: dict[Name, tuple[Published, ...]] = {
     "mnist": (

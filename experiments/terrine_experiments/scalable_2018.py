@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from terrine_experiments.costs import (
-    ORDERS,
     Floats,
     PaperCost,
     Selective,
@@ -21,16 +21,27 @@ from terrine_experiments.costs import (
     sanitised_as_stated,
     selective_cost,
 )
-from terrine_experiments.page import Chapter, Item, no_data, percent, shown_epsilon, table, verdict
+from terrine_experiments.page import (
+    TITLES,
+    Chapter,
+    Item,
+    needed,
+    no_data,
+    number,
+    percent,
+    shown_epsilon,
+    verdict,
+)
 from terrine_experiments.papers import (
     CONFIDENT,
     INTERACTIVE,
+    LNMAX,
     P18,
     PAPERS,
     Name,
     Published,
 )
-from terrine_experiments.pate_2017 import lnmax
+from terrine_experiments.pate_2017 import accuracies, drawn_curve, lnmax, not_private
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_experiments.study import Asked, Ints, Study
 from terrine_server.privacy import (
@@ -43,31 +54,44 @@ from terrine_server.privacy import (
     build_mechanism,
 )
 
-MNIST_ROW = Selective(200, 150, 40, 640, 14, 0.0329, 6.23, 2.52, (8, 0.2 / 8, 4.28))
-ADULT_ROW = Selective(300, 200, 40, 1_500, 15.5, 0.031, 7.92, 2.09, (8, 0.25 / 8, 6.27))
-GLYPH_ROW = Selective(1_000, 500, 100, 12_000, 20.5, 0.0205, 11.9, 2.29, (14, 0.2 / 14, 9.49))
-ROUNDS = (
-    Selective(3_500, 1_500, 100, 0, 50, 0.009, 26.4),
-    Selective(3_500, 2_000, 200, 0, 50, 0.008, 38.7),
+MNIST_ROW = Selective(
+    200, 150, 40, 640, 14, 0.0329, 6.23, "2.00 → 2.52 ± 0.385", (8, 0.2 / 8, 4.28)
 )
-"""Of Interactive-GNMax on Glyph. What each would publish is not known to us."""
-OWN_ROUNDS = 2 * (Selective(2_000, 750, 200, 0, 50, 0.009, 26.4),)
+SVHN_ROW = Selective(300, 200, 40, 8_500, 7.5, 0.0533, 4.88, "4.96 → 5.45")
+ADULT_ROW = Selective(
+    300, 200, 40, 1_500, 15.5, 0.031, 7.92, "1.68 → 2.09 ± 0.263", (8, 0.25 / 8, 6.27)
+)
+GLYPH_ROW = Selective(
+    1_000, 500, 100, 12_000, 20.5, 0.0205, 11.9, "2.07 → 2.29 ± 0.152", (14, 0.2 / 14, 9.49)
+)
+ROUNDS = (
+    Selective(3_500, 1_500, 100, 6_000, 50, 0.009, 26.4),
+    Selective(3_500, 2_000, 200, 10_000, 50, 0.008, 38.7),
+)
+"""Of Interactive-GNMax on Glyph."""
+BOTH_ROUNDS = "0.837 → 1.00 ± 0.081"
+"""What both would publish together, by the paper's Table 2."""
+OWN_ROUNDS = (
+    Selective(2_000, 750, 200, 6_000, 50, 0.009, 26.4),
+    Selective(2_000, 750, 200, 10_000, 50, 0.009, 26.4),
+)
 """Of teachers of our letters, who agree less: their largest count is 2,000 of 5,000 on average."""
 MODERATE, AGGRESSIVE = Selective(3_500, 1_500, 100), Selective(5_000, 1_500, 100)
 """Of Figure 5. The Laplace noise beside them has scale 50."""
 
-POOL = {"mnist": 9_000, "adult": 1_500, "glyph": 8_000}
-"""The first public inputs, of which a row asks some; all others measure students."""
+POOL: dict[Name, int] = {"mnist": 5_000, "adult": 8_140, "glyph": 14_000}
+"""The first public inputs, of which a row asks some; all others measure students. The paper halves
+each test set, and has 100,000 of Glyph."""
 ROWS: dict[Name, tuple[str, int, Selective]] = {
     "mnist": ("networks", 250, MNIST_ROW),
+    "svhn": ("networks", 250, SVHN_ROW),
     "adult": ("forest", 250, ADULT_ROW),
     "glyph": ("heads", 5_000, GLYPH_ROW),
 }
+CLASSES: dict[Name, int] = {"mnist": 10, "svhn": 10, "adult": 2, "glyph": 150}
 GLYPH_GAMMA = 1 / 50
 """Of the Laplace noise on Glyph, by the code of the paper."""
 GLYPH_LNMAX_QUERIES = 4_000
-FIRST_ROUND = 4_000
-"""Public characters that are asked before there is a student."""
 CONFIDENCE = 0.9
 """From which probability the student's label counts as confirmed where the test is not passed."""
 FEWER = (1_000, 5_000)
@@ -78,9 +102,17 @@ SIGMAS = (50, 100, 200, 400, 800)
 
 def scalable_2018(study: Study, pictures: Path) -> Chapter:
     """Recompute the paper. Raises DataError for files that are damaged."""
-    items, sanitised = [], []
+    items, sanitised = list[Item](), list[Sequence[str]]()
     for name, (kind, teachers, row) in ROWS.items():
+        papers = [each for each in PAPERS[name] if each.source == P18]
+        items.append(not_private(study, "P18", name, papers[0], POOL.get(name, 0)))
         if not study.has(name):
+            lacked = {each.method: lacking(name, teachers, each, row) for each in papers}
+            items += lacked.values()
+            least = lacked[CONFIDENT].enforced
+            sanitised.append(
+                [TITLES.get(name, name), row.printed, needed(name), "–", "–", "–", least]
+            )
             continue
         votes = study.votes(name, kind, teachers)
         if name == "glyph":
@@ -95,19 +127,43 @@ def scalable_2018(study: Study, pictures: Path) -> Chapter:
                 sanitised += lines
             _draw_figure_4(study, pictures)
             _draw_figure_5(votes[: POOL[name]], 1e-8, pictures)
-    lacking: list[Name] = [name for name in ROWS if not study.has(name)]
-    for lacked in (*lacking, "svhn"):
-        items += [no_data("P18", lacked, each) for each in PAPERS[lacked] if each.source == P18]
-    return Chapter(items, {"sanitised": table(SANITISED_HEADS, sanitised)})
+    at_hand = {TITLES.get(name, name): study.has(name) for name in ROWS}
+    return Chapter(items, {"sanitised": [SANITISED_HEADS, *sanitised]}, at_hand)
+
+
+def lacking(name: Name, teachers: int, paper: Published, row: Selective) -> Item:
+    """A row that files are missing of: what the paper's numbers of outcomes cost, if they are
+    known, for any votes."""
+    least = "–"
+    if paper.method == CONFIDENT and paper.labels is not None:
+        outcomes = {
+            VoteOutcome.ANSWERED: paper.labels,
+            VoteOutcome.ABSTAINED: row.queries - paper.labels,
+        }
+        mechanism = selective_of(teachers, CLASSES[name], row)
+        least = shown_epsilon(enforced((mechanism, outcomes), delta=paper.delta))
+    elif paper.method == LNMAX and paper.labels is not None:
+        spec: dict[str, object] = {"name": "lnmax", "gamma": GLYPH_GAMMA}
+        mechanism = build_mechanism(spec, teachers=teachers, classes=CLASSES[name])
+        answers = {VoteOutcome.ANSWERED: paper.labels}
+        least = shown_epsilon(enforced((mechanism, answers), delta=paper.delta))
+    return no_data("P18", name, paper, least)
 
 
 def selective(votes: Ints, row: Selective, *, interactive: bool = False) -> Mechanism:
+    """The mechanism of a row, for an ensemble of whose votes some are given."""
+    teachers, classes = int(votes[0].sum()), votes.shape[1]
+    return selective_of(teachers, classes, row, interactive=interactive)
+
+
+def selective_of(
+    teachers: int, classes: int, row: Selective, *, interactive: bool = False
+) -> Mechanism:
     """The mechanism of a row.
 
     With more votes than there are teachers as the threshold, which a project refuses, as many more
     are assumed that never vote: the test and its price are the same.
     """
-    teachers = max(int(votes[0].sum()), row.threshold)
     spec: dict[str, object] = {
         "name": "confident_gnmax",
         "threshold": row.threshold,
@@ -116,7 +172,7 @@ def selective(votes: Ints, row: Selective, *, interactive: bool = False) -> Mech
     }
     if interactive:
         spec |= {"name": "interactive_gnmax", "confidence": CONFIDENCE}
-    return build_mechanism(spec, teachers=teachers, classes=votes.shape[1])
+    return build_mechanism(spec, teachers=max(teachers, row.threshold), classes=classes)
 
 
 def glyph_lnmax(study: Study, votes: Ints) -> Item:
@@ -125,60 +181,114 @@ def glyph_lnmax(study: Study, votes: Ints) -> Item:
     rows = votes[: min(paper.labels or 0, POOL["glyph"])]
     asked = study.ask("glyph", f"lnmax-{len(rows)}", rows, mechanism, POOL["glyph"])
     epsilon = lnmax_cost(rows, GLYPH_GAMMA).epsilon(paper.delta)
-    least = enforced((mechanism, asked.outcomes), delta=paper.delta)
-    return _item("glyph", paper, len(rows), epsilon, asked.accuracy, least)
+    least = enforced((mechanism, asked[0].outcomes), delta=paper.delta)
+    right = [each.accuracy for each in asked]
+    return _item("glyph", paper, [len(rows)], [epsilon], right, [least])
 
 
 def _item(
-    name: Name, paper: Published, answers: int, epsilon: float, accuracy: float, least: float | None
+    name: Name,
+    paper: Published,
+    answers: Sequence[float],
+    epsilon: Sequence[float],
+    accuracy: Sequence[float],
+    least: Sequence[float | None],
 ) -> Item:
-    ours = f"{answers:,} answers, ε {epsilon:.2f} †: {percent(accuracy)}"
-    what = f"P18, {paper.method}, {'our letters' if name == 'glyph' else name}"
+    ours = f"{number(answers)} answers, ε {number(epsilon, 2)} †: {percent(accuracy)}"
+    what = f"P18, {paper.method}, {TITLES.get(name, name)}"
     compared = verdict(accuracy, paper.accuracy)
     return Item(what, paper.row, ours, shown_epsilon(least), compared)
 
 
 @dataclass(frozen=True, eq=False)
 class Sale:
-    """Queries of one row, and what came of them. `baselines`: what a student said of each."""
+    """Queries of one row, of which `votes` [B, m] are known, and what came of them in one draw."""
 
-    what: str
     row: Selective
     votes: Ints
     asked: Asked
-    baselines: Ints | None = None
 
     @property
     def mechanism(self) -> Mechanism:
         """What was asked."""
-        return selective(self.votes, self.row, interactive=self.baselines is not None)
+        return selective(self.votes, self.row, interactive=self.asked.baselines is not None)
 
     @property
     def answers(self) -> int:
         """How many queries were answered."""
         return self.asked.outcomes.get(VoteOutcome.ANSWERED, 0)
 
-    def cost(self, orders: Floats = ORDERS) -> PaperCost:
+    @cached_property
+    def cost(self) -> PaperCost:
         """By the paper's rules."""
-        return selective_cost(self.votes, self.row, self.baselines, orders)
+        return selective_cost(self.votes, self.row, self.asked.baselines)
 
-    def sanitised(self, paper: str, delta: float) -> Sequence[str]:
-        """A line of Table 2."""
-        own = "–"
-        if self.row.own is not None:
-            sold = self.asked.labels[: len(self.votes)] >= 0
-            charged = {
-                VoteOutcome.ANSWERED: self.votes[sold],
-                VoteOutcome.ABSTAINED: self.votes[~sold],
-            }
-            own = (
-                f"{publishable(events_of(self.votes, self.row), charged, self.row.own, delta):.2f}"
+    def at(self, orders: Floats) -> PaperCost:
+        """The same, at other orders."""
+        return selective_cost(self.votes, self.row, self.asked.baselines, orders)
+
+    def publishable(self, delta: float) -> float | None:
+        """ε by our rules, where their parameters were chosen on other queries."""
+        if self.row.own is None:
+            return None
+        sold = self.asked.labels[self.asked.rows] >= 0
+        charged = {
+            VoteOutcome.ANSWERED: self.votes[sold],
+            VoteOutcome.ABSTAINED: self.votes[~sold],
+        }
+        return publishable(events_of(self.votes, self.row), charged, self.row.own, delta)
+
+
+def sales_of(row: Selective, votes: Ints, asked: Sequence[Asked]) -> list[Sale]:
+    """All draws of one round, of an ensemble's votes."""
+    return [Sale(row, votes[each.rows], each) for each in asked]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the sales of each draw, of one or several rounds, cost together."""
+
+    rounds: Sequence[Sequence[Sale]]
+    delta: float
+
+    @property
+    def draws(self) -> list[tuple[Sale, ...]]:
+        """The sales of each draw."""
+        return list(zip(*self.rounds, strict=True))
+
+    @cached_property
+    def epsilon(self) -> list[float]:
+        """By the paper's rules, not sanitised."""
+        return [
+            sales[0].cost.epsilon(
+                self.delta, of=np.sum([sale.cost.total for sale in sales], axis=0)
             )
-        stated = sanitised_as_stated(self.row, self.cost(self.row.orders), delta)
-        least = enforced((self.mechanism, self.asked.outcomes), delta=delta)
-        figures = [f"{each:.2f}" for each in (self.cost().epsilon(delta), *stated)]
-        queries = f"{self.what}, {len(self.votes):,} queries"
-        return [queries, paper, *figures, own, shown_epsilon(least)]
+            for sales in self.draws
+        ]
+
+    @cached_property
+    def enforced(self) -> list[float | None]:
+        """As a project enforces it, or several of one ensemble."""
+        return [
+            enforced(*((sale.mechanism, sale.asked.outcomes) for sale in sales), delta=self.delta)
+            for sales in self.draws
+        ]
+
+    def sanitised(self, what: str, paper: str) -> Sequence[str]:
+        """A line of Table 2."""
+        queries = sum(len(sale.votes) for sale in self.draws[0])
+        stated = [
+            sanitised_as_stated(
+                [(sale.row, sale.at(sale.row.orders)) for sale in sales], self.delta
+            )
+            for sales in self.draws
+        ]
+        figures = [number(each, 2) for each in (self.epsilon, *zip(*stated, strict=True))]
+        each = [sales[0].publishable(self.delta) for sales in self.draws]
+        known = [value for value in each if value is not None]
+        own = number(known, 2) if known and len(self.rounds) == 1 else "–"
+        least = shown_epsilon(self.enforced)
+        return [f"{what}, {queries:,} queries", paper, *figures, own, least]
 
 
 def confident(study: Study, name: Name, votes: Ints, row: Selective) -> tuple[Item, Sequence[str]]:
@@ -186,11 +296,11 @@ def confident(study: Study, name: Name, votes: Ints, row: Selective) -> tuple[It
     (paper,) = (each for each in PAPERS[name] if each.method == CONFIDENT)
     rows = votes[: min(row.queries, POOL[name])]
     asked = study.ask(name, f"confident-{len(rows)}", rows, selective(votes, row), POOL[name])
-    sale = Sale("our letters" if name == "glyph" else name, row, rows, asked)
-    least = enforced((sale.mechanism, asked.outcomes), delta=paper.delta)
-    epsilon = sale.cost().epsilon(paper.delta)
-    item = _item(name, paper, sale.answers, epsilon, asked.accuracy, least)
-    return item, sale.sanitised(f"{paper.epsilon:g} → {row.sanitised:g}", paper.delta)
+    sales = sales_of(row, votes, asked)
+    totals, right = Totals([sales], paper.delta), [each.accuracy for each in asked]
+    answers = [sale.answers for sale in sales]
+    item = _item(name, paper, answers, totals.epsilon, right, totals.enforced)
+    return item, totals.sanitised(TITLES.get(name, name), row.printed)
 
 
 def events_of(votes: Ints, row: Selective) -> dict[VoteOutcome, CostEvent]:
@@ -205,27 +315,27 @@ def interactive(
 ) -> tuple[Item, list[Sequence[str]]]:
     """Interactive-GNMax: confident answers teach a student, whose errors are then corrected.
 
-    Its first round asks `FIRST_ROUND` characters; its second asks all that got no answer, with the
-    probabilities of the student of the first. A student of both is measured.
+    The second round asks about characters that got no answer, with the probabilities of the student
+    of the first. A student of both is measured.
     """
     (paper,) = (each for each in PAPERS["glyph"] if each.method == INTERACTIVE)
-    pool, delta = POOL["glyph"], paper.delta
-    rows, correcting = votes[:FIRST_ROUND], selective(votes, rounds[1], interactive=True)
-    first = study.ask("glyph", f"{own}round-1", rows, selective(votes, rounds[0]), pool)
-    second = study.ask("glyph", f"{own}round-2", votes[:pool], correcting, pool, first.labels)
-    again, who = votes[:pool][first.labels < 0], f"our letters{', own thresholds' if own else ''}"
-    sales = [
-        Sale(f"{who}, round 1", rounds[0], rows, first),
-        Sale(f"{who}, round 2", rounds[1], again, second, second.baselines),
+    pool, (one, two) = POOL["glyph"], rounds
+    first = study.ask(
+        "glyph", f"{own}round-1", votes[: one.queries], selective(votes, one), pool, None
+    )
+    correcting = selective(votes, two, interactive=True)
+    second = study.ask_again("glyph", f"{own}round-2", votes[:pool], correcting, first, two.queries)
+    sales = sales_of(one, votes, first), sales_of(two, votes, second)
+    both, right = Totals(sales, paper.delta), [each.accuracy for each in second]
+    answers = [sum(sale.answers for sale in draw) for draw in both.draws]
+    item = _item("glyph", paper, answers, both.epsilon, right, both.enforced)
+    who = f"{TITLES['glyph']}{', own thresholds' if own else ''}"
+    lines = [
+        Totals([each], paper.delta).sanitised(f"{who}, round {at}", "–")
+        for at, each in enumerate(sales, 1)
     ]
-    total = np.asarray(sum(sale.cost().total for sale in sales))
-    epsilon = sales[0].cost().epsilon(delta, of=total)
-    least = enforced(*((sale.mechanism, sale.asked.outcomes) for sale in sales), delta=delta)
-    answers = sum(sale.answers for sale in sales)
-    item = _item("glyph", paper, answers, epsilon, second.accuracy, least)
-    return replace(item, what=f"P18, {paper.method}, {who}"), [
-        sale.sanitised("not known to us", delta) for sale in sales
-    ]
+    lines.append(both.sanitised(f"{who}, both rounds", BOTH_ROUNDS))
+    return replace(item, what=f"P18, {paper.method}, {who}"), lines
 
 
 SANITISED_HEADS = (
@@ -243,26 +353,26 @@ def _draw_figure_4(study: Study, pictures: Path) -> None:
     """Accuracy and ε of labels, Laplace against Gaussian noise, and against teachers."""
     truth = study.source("glyph").test.labels[:GLYPH_LNMAX_QUERIES]
 
-    def points(teachers: int, gaussian: bool) -> tuple[list[float], list[float]]:
+    def curve(name: str, teachers: int, style: str, *, gaussian: bool = True) -> Curve:
         votes = study.votes("glyph", "heads", teachers)[:GLYPH_LNMAX_QUERIES]
-        epsilons, accuracies = [], []
+        epsilons, right = [], []
         for scale in SIGMAS if gaussian else LAPLACE_SCALES:
             cost = gnmax_cost(votes, scale) if gaussian else lnmax_cost(votes, 1 / scale)
             spec: dict[str, object] = {"name": "gnmax", "sigma": float(scale)}
             mechanism = build_mechanism(spec, teachers=teachers, classes=votes.shape[1])
             used = mechanism if gaussian else lnmax(votes, 1 / scale)
             epsilons.append(cost.epsilon(1e-8))
-            accuracies.append(100 * float((used.release(votes).labels == truth).mean()))
-        return epsilons, accuracies
+            right.append(accuracies(used, votes, truth))
+        return drawn_curve(name, epsilons, right, style)
 
     names, most = ("ε †, of 4,000 queries", "right labels, %"), FEWER[-1]
     laplace = f"LNMax, scale {', '.join(map(str, LAPLACE_SCALES))}"
     gaussian = f"GNMax, σ {', '.join(map(str, SIGMAS))}"
     noises = [
-        Curve(gaussian, *points(most, gaussian=True), "o-"),
-        Curve(laplace, *points(most, gaussian=False), "s--"),
+        curve(gaussian, most, "o-"),
+        curve(laplace, most, "s--", gaussian=False),
     ]
-    sizes = [Curve(f"{n:,} teachers", *points(n, gaussian=True), "o-") for n in FEWER[::-1]]
+    sizes = [curve(f"{n:,} teachers", n, "o-") for n in FEWER[::-1]]
     panels = [
         Panel("Laplace against Gaussian noise, 5,000 teachers", *names, noises, log_x=True),
         Panel("GNMax against number of teachers", *names, sizes, log_x=True),

@@ -8,29 +8,33 @@ on all public inputs are kept. Whoever has recorded votes of such teachers may g
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from sklearn.ensemble import RandomForestClassifier
+from torch.nn import functional
 
 from terrine_experiments.papers import Name
 from terrine_experiments.sources import Source, load
 from terrine_models.data.arrays import DataError
-from terrine_models.features.maps import PublicData
+from terrine_models.features.maps import PublicData, prepare
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Forests, Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import Manifest, TeacherSettings
+from terrine_models.teachers.networks import initialise
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol.files import write_atomically
 from terrine_server.privacy import Mechanism, VoteOutcome
@@ -38,13 +42,22 @@ from terrine_server.progress import teachers_bar
 
 Ints = NDArray[np.int64]
 Protocol = Literal["folds", "last-1000"]
+Learner = Literal["default", "supervised"]
+"""A student as `terrine student train` makes it, or a network of the labelled images alone. Of
+tables, either is the papers' forest."""
 
 LAST = 1000
 FOLDS = 5
+DRAWS = 5
+"""How often noise is drawn for each figure that has noise in it."""
 IMAGES_OF_NETWORKS = 12_000
 """Images that each network sees in training, distorted anew each time: half of what 250 teachers
 of 240 images do by default, in 100 epochs."""
 FEWEST_EPOCHS = 2
+SUPERVISED_STEPS = 600
+SUPERVISED_BATCH = 50
+SUPERVISED_RATE = 0.05
+"""Of a supervised student: steps of SGD, the images of each, and the first rate, which falls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +87,7 @@ def parts(protocol: Protocol, source: Source) -> list[Part]:
     """Return the students' parts.
 
     `folds`: the answers to all test inputs are bought in one study; each fold is judged by a
-    student that has seen the inputs and answers of the other four. `last-1000`, as in P18: the
+    student that has seen the inputs and answers of the other four. `last-1000`, as in P17: the
     student sees all of the test set but its last thousand, which measure it (of a smaller test set,
     the last tenth).
     """
@@ -150,11 +163,12 @@ def trained(
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What came of asking: labels [pool], -1 where there is none, how many queries had which
-    outcome, and the accuracy of a student of the labels.
+    """What came of asking once: labels [pool], -1 where there is none, the rows [B] that were
+    asked, how many had which outcome, and the accuracy of a student of the labels.
     `baselines` [B, m]: what was subtracted from the votes before the test, if anything."""
 
     labels: Ints
+    rows: Ints
     outcomes: dict[VoteOutcome, int]
     accuracy: float
     baselines: Ints | None = None
@@ -236,9 +250,39 @@ class Study:
         """As `student`, of a random forest: the papers' student of tables."""
         test, asked = self.source(name).test, len(labels)
         rows = np.flatnonzero(labels >= 0)
-        student = RandomForestClassifier(100, max_depth=16, random_state=0)
-        student.fit(test.inputs[rows], labels[rows])
-        return float(student.score(test.inputs[asked:], test.labels[asked:]))
+        return self._right_of_forest(name, test.inputs[rows], labels[rows], asked)
+
+    def open_forest(self, name: Name, pool: int) -> float:
+        """The accuracy of a forest of all private records, on the tests after the pool."""
+        private = self.source(name).private
+        return self._right_of_forest(name, private.inputs, private.labels, pool)
+
+    def _right_of_forest(self, name: Name, inputs: Any, labels: Ints, pool: int) -> float:
+        test = self.source(name).test
+        student = RandomForestClassifier(100, max_depth=16, random_state=0).fit(inputs, labels)
+        return float(student.score(test.inputs[pool:], test.labels[pool:]))
+
+    def supervised(self, name: Name, labels: Ints, seed: int) -> float:
+        """As `student`, of a network that sees the labelled images alone, undistorted."""
+        test, rows = self.source(name).test, np.flatnonzero(labels >= 0)
+        spec, generator = test.spec, torch.Generator().manual_seed(seed)
+        network = Networks().teacher(test, None, None).build(spec, test.classes)
+        initialise(network, generator)
+        inputs, targets = torch.from_numpy(test.inputs[rows]), torch.from_numpy(labels[rows])
+        optimizer = torch.optim.SGD(network.parameters(), SUPERVISED_RATE, 0.9)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, SUPERVISED_STEPS)
+        for _ in range(SUPERVISED_STEPS):
+            picked = torch.randint(len(rows), (SUPERVISED_BATCH,), generator=generator)
+            scores = network(prepare(inputs[picked], spec))
+            loss = functional.cross_entropy(scores, targets[picked])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            falling.step()
+        with torch.inference_mode():
+            tests = torch.from_numpy(test.inputs[len(labels) :])
+            said = network(prepare(tests, spec)).argmax(1).numpy()
+        return float((said == test.labels[len(labels) :]).mean())
 
     def ask(
         self,
@@ -247,39 +291,98 @@ class Study:
         votes: Ints,
         mechanism: Mechanism,
         pool: int,
-        before: Ints | None = None,
-    ) -> Asked:
+        learn: Learner | None = "default",
+    ) -> list[Asked]:
         """Ask about the first inputs of `pool`, whose votes [B, m] are given; teach a student.
 
-        `before`: labels [pool] of an earlier round. A student of these has its own probabilities
-        compared with the votes of all other inputs, and the last student learns all labels.
+        All of it is done `DRAWS` times.
         """
+        self.say(f"{self.source(name).title}: {what}")
+        rows, unknown = np.arange(len(votes)), np.full(pool, -1)
+        return [
+            self._ask(name, what, draw, votes, mechanism, rows, unknown, learn)
+            for draw in range(DRAWS)
+        ]
 
+    def ask_again(
+        self,
+        name: Name,
+        what: str,
+        votes: Ints,
+        mechanism: Mechanism,
+        before: Sequence[Asked],
+        queries: int,
+    ) -> list[Asked]:
+        """Ask about the first inputs, so many, that each draw of an earlier round left open.
+
+        A student of that round's labels says its probabilities of each, and another learns from the
+        labels of both.
+        """
+        self.say(f"{self.source(name).title}: {what}")
+        asked = []
+        for draw, first in enumerate(before):
+            rows = np.flatnonzero(first.labels < 0)[:queries]
+            asked.append(
+                self._ask(name, what, draw, votes, mechanism, rows, first.labels, "default")
+            )
+        return asked
+
+    def _ask(
+        self,
+        name: Name,
+        what: str,
+        draw: int,
+        votes: Ints,
+        mechanism: Mechanism,
+        rows: Ints,
+        known: Ints,
+        learn: Learner | None,
+    ) -> Asked:
         def make() -> dict[str, Any]:
-            labels, rows, told = np.full(pool, -1), np.arange(len(votes)), None
-            baselines: list[list[int]] | None = None
-            if before is not None:
-                labels, rows = before.copy(), np.flatnonzero(before < 0)
-                student, _ = self.student(name, before)
+            labels, told, baselines = known.copy(), None, None
+            if mechanism.needs_probabilities:
+                student, _ = self.student(name, known)
                 told = student.probabilities(self.source(name).test.inputs[rows])
                 baselines = mechanism.canonical_baseline(told).tolist()  # type: ignore[attr-defined]
             released = mechanism.release(votes[rows], told)
             labels[rows] = released.labels
             outcomes = dict(Counter(str(outcome) for outcome in released.outcomes))
-            table = self.source(name).test.encoding is not None
-            accuracy = self.forest(name, labels) if table else self.student(name, labels)[1]
+            accuracy = None if learn is None else self._taught(name, labels, learn, draw)
             found = {"labels": labels.tolist(), "outcomes": outcomes, "accuracy": accuracy}
             return {**found, "baselines": baselines}
 
-        self.say(f"{self.source(name).title}: {what}")
-        found = self.once(f"{name}-{what}", make)
-        labels, baselines = np.array(found["labels"]), found["baselines"]
+        about = {"mechanism": repr(mechanism), "queries": len(rows), "pool": len(known)}
+        found = self.once(f"{name}-{what}-draw-{draw}", make, **about)
+        baselines = found["baselines"]
         return Asked(
-            labels,
+            np.array(found["labels"]),
+            rows,
             {VoteOutcome(each): count for each, count in found["outcomes"].items()},
-            found["accuracy"],
+            math.nan if found["accuracy"] is None else found["accuracy"],
             None if baselines is None else np.array(baselines),
         )
+
+    def _taught(self, name: Name, labels: Ints, learn: Learner, seed: int) -> float:
+        if self.source(name).test.encoding is not None:
+            return self.forest(name, labels)
+        if learn == "supervised":
+            return self.supervised(name, labels, seed)
+        return self.student(name, labels)[1]
+
+    def supervise(self, name: Name, what: str, labels: Ints) -> list[float]:
+        """The accuracies of supervised students of labels that are the same each time.
+
+        What differs from one to the next is where its network begins.
+        """
+        self.say(f"{self.source(name).title}: {what}")
+
+        def make(seed: int) -> dict[str, Any]:
+            return {"accuracy": self.supervised(name, labels, seed)}
+
+        return [
+            self.once(f"{name}-{what}-supervised-{seed}", partial(make, seed))["accuracy"]
+            for seed in range(DRAWS)
+        ]
 
     def taught(self, name: Name, what: str, labels: Ints) -> float:
         """The accuracy of a student of labels that are the same each time."""
