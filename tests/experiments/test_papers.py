@@ -29,6 +29,7 @@ from terrine_experiments.page import (
     Chapter,
     Figure,
     Item,
+    keep_missing,
     number,
     percent,
     read_rows,
@@ -240,6 +241,14 @@ def test_rows_whose_data_are_not_at_hand_stay(page: Path) -> None:
     assert [row[2] for row in read_rows(page, text, "items")] == ["8 %", "73 %", "73 %"]
     assert [row[1] for row in read_rows(page, text, "teachers")] == ["8 %", "73 %", "73 %"]
     assert read_rows(page, text, "made") == read_rows(page, made, "made")
+
+
+def test_rows_of_one_name_are_told_apart_by_the_papers_figure() -> None:
+    old = [["LNMax, svhn", "500 answers", "1 %"], ["LNMax, svhn", "1,000 answers", "2 %"]]
+    lacking = [[name, paper, "no data: train"] for name, paper, _ in old]
+    assert keep_missing(old, lacking) == old
+    assert keep_missing([], lacking) == lacking
+    assert keep_missing(lacking, lacking) == lacking
 
 
 def test_nothing_is_written_beside_the_documentation_unless_it_is_named(
