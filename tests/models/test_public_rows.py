@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from support.processes import Terrine
 from support.wording import holds
-from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.tables import Column, TableSchema
@@ -59,6 +62,97 @@ def test_a_file_of_private_rows_is_refused() -> None:
         with pytest.raises(DataError):
             PublicData.declare("pool", some).count_private_rows(records)
         assert PublicData.declare("pool", some[:1005]).count_private_rows(records) == 5
+
+
+Random, Rows = np.random.Generator, NDArray[Any]
+
+
+def whole_years(random: Random, rows: int) -> Rows:
+    return np.stack([random.integers(18, 98, rows), random.integers(0, 2, rows)], axis=1)
+
+
+def uneven(random: Random, rows: int) -> Rows:
+    """Some values are very common, and some occur once."""
+    parts = random.geometric(0.05, rows), random.integers(0, 2, rows), random.geometric(0.3, rows)
+    return np.stack(parts, axis=1)
+
+
+def measured(random: Random, rows: int) -> Rows:
+    return random.random((rows, 2))
+
+
+def half_measured(random: Random, rows: int) -> Rows:
+    """Half of the rows are of nine kinds, and no two of the others are equal."""
+    known, rounded = random.random((rows, 2)), random.integers(0, 3, (rows, 2))
+    return np.where(random.random((rows, 1)) < 0.5, rounded, known)
+
+
+def cells(random: Random, rows: int) -> Rows:
+    return random.integers(0, 600, (rows, 2))
+
+
+DRAWS = 5
+REFUSED: list[tuple[Callable[[Random, int], Rows], int, int, float, int]] = [
+    # how rows are drawn, public, private, the share of public rows that are copies, refusals
+    (whole_years, 500, 2_000, 0, 0),
+    (whole_years, 40, 2_000, 0, 0),
+    (whole_years, 500, 60, 0, 0),
+    (uneven, 500, 2_000, 0, 0),
+    (uneven, 50, 200, 0, 0),
+    (uneven, 2_000, 200, 0, 0),
+    (half_measured, 500, 2_000, 0, 0),
+    (cells, 300, 20_000, 0, 0),
+    (cells, 1_000, 5_000, 0, 0),
+    (measured, 60, 60, 1 / 60, 0),
+    (measured, 1_000, 5_000, 0.005, 0),  # one in a hundred may be
+    (measured, 1_000, 20_000, 0.03, DRAWS),
+    (measured, 500, 2_000, 0.06, DRAWS),
+    (measured, 60, 60, 0.5, DRAWS),
+    (measured, 12, 60, 1, DRAWS),
+    (half_measured, 500, 2_000, 0.5, DRAWS),
+    (half_measured, 500, 2_000, 1, DRAWS),
+    (cells, 300, 20_000, 0.3, DRAWS),
+    (cells, 300, 20_000, 1, DRAWS),
+    (whole_years, 500, 2_000, 1, 0),  # all are expected among them: nothing tells
+]
+
+
+@pytest.mark.parametrize(("draw", "public", "private", "copied", "refusals"), REFUSED)
+def test_copies_are_told_from_rows_that_coincide_by_chance(
+    draw: Callable[[Random, int], Rows], public: int, private: int, copied: float, refusals: int
+) -> None:
+    found = 0
+    for seed in range(DRAWS):
+        random = np.random.default_rng([seed, public, private])
+        records, copies = draw(random, private), round(copied * public)
+        pool = np.concatenate([draw(random, public - copies), records[:copies]])
+        found += is_refused(random.permutation(pool), records)
+    assert found == refusals
+
+
+def is_refused(pool: Rows, records: Rows, groups: NDArray[np.int64] | None = None) -> bool:
+    spec = InputSpec(shape=records.shape[1:], dtype="float32", low=-1e9, high=1e9)
+    inputs, labels = records.astype(np.float32), np.zeros(len(records), np.int64)
+    data = Dataset(inputs, labels, ("no", "yes"), spec, groups=groups)
+    try:
+        PublicData.declare("pool", pool.astype(np.float32)).count_private_rows(data)
+    except DataError:
+        return True
+    return False
+
+
+def test_values_beyond_a_range_count_once_each() -> None:
+    """Whole years and halves never coincide, except for those that are read as the range's ends."""
+    years = np.arange(20.0, 80)[:, None]
+    assert not is_refused(years + 0.5, years.clip(20.5, 79.5))
+    assert not is_refused((years + 0.5).clip(30, 70), years.clip(30, 70))
+    assert is_refused(years[::2], years)
+
+
+def test_what_one_person_repeats_makes_no_coincidence_likely() -> None:
+    records = np.repeat(measured(np.random.default_rng(1), 300), 4, axis=0)
+    groups = np.repeat(np.arange(300), 4)
+    assert is_refused(records[::8], records, groups)
 
 
 SHARED = 4_861_172_300_191_227

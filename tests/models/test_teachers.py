@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from support.processes import in_processes
 from support.wording import refuses
@@ -21,11 +22,18 @@ from support.workers import train_until_killed
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData, public_features
 from terrine_models.storage.manifests import load_tensors, manifest_digest
+from terrine_models.tables.designed import DesignedPool
+from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.kinds import Heads, Networks, load_manifest
+from terrine_models.teachers.kinds import Forests, Heads, Networks, load_manifest
+from terrine_models.teachers.manifests import ShardTeachers, TeacherSettings
+from terrine_models.teachers.margins import save_margin_voters
+from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourSettings, build
 from terrine_models.teachers.networks import NetworkTeachers
-from terrine_models.teachers.shards import TrainingError, partition_records
+from terrine_models.teachers.people import name_digests
+from terrine_models.teachers.shards import TrainingError, partition_records, teacher_of
 from terrine_models.teachers.training import train_ensemble
+from terrine_protocol.tables import TableSchema
 
 SMALL = Heads(width=40, augmentations=1)
 
@@ -94,21 +102,191 @@ def test_how_many_rows_a_person_has_moves_nobody_else() -> None:
     assert companions(few) == companions(many)
 
 
-@pytest.mark.parametrize("config", [SMALL, Networks(epochs=2)], ids=["heads", "networks"])
-def test_changing_one_record_changes_one_teacher(
-    tmp_path: Path, digits: Dataset, config: Heads | Networks
-) -> None:
-    data = rows_of(digits, slice(0, 240))
-    shards, _ = partition_records(data, 8, seed=3)
-    changed = data.inputs.copy()
-    changed[shards[5][2]] = 16 - changed[shards[5][2]]
-    train_ensemble(data, tmp_path / "a", name="a", teachers=8, config=config, seed=3)
-    neighbour = replace(data, inputs=changed)
-    train_ensemble(neighbour, tmp_path / "b", name="a", teachers=8, config=config, seed=3)
-    before, after = teachers_in(tmp_path / "a"), teachers_in(tmp_path / "b")
-    for name in before:
-        same = [torch.equal(before[name][i], after[name][i]) for i in range(8)]
-        assert [i for i in range(8) if not same[i]] == [5], name
+UNITS, TEACHERS, PUBLIC = 48, 6, 600
+CHANGED, LEAVING = 17, 30
+"""Two people whose records teach different teachers."""
+KEY = b"a key of the owner's, long enough"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Teachers of one kind, of so many classes; `rare`: one person alone has the last class."""
+
+    config: TeacherSettings | NeighbourSettings | Literal["margins"]
+    classes: int = 2
+    rare: bool = False
+    pictures: bool = False
+    public: Literal["none", "pool", "designed"] = "none"
+
+    @property
+    def follows(self) -> tuple[bool, bool]:
+        """Whether teachers match their prior on public rows, or are levelled on them."""
+        matched = getattr(self.config, "match_prior", False) and self.public == "pool"
+        by_people = isinstance(self.config, NeighbourSettings)
+        return by_people or (matched and self.classes == 2), self.public == "designed"
+
+    def world(self, *, grouped: bool) -> Dataset:
+        """The records of 48 people: one each, or if they are grouped one to three."""
+        random = np.random.default_rng(2)
+        groups = np.repeat(np.arange(UNITS), random.integers(1, 4, UNITS) if grouped else 1)
+        labels = random.integers(0, self.classes - self.rare, len(groups))
+        labels[groups == CHANGED] = self.classes - 1
+        names = tuple(map(str, range(self.classes)))
+        columns = [
+            *({"name": f"x{i}", "role": "numeric", "low": 0, "high": 1} for i in range(4)),
+            {"name": "y", "role": "label", "values": names},
+        ]
+        return Dataset(
+            self.rows(len(groups), 3),
+            labels,
+            names,
+            self.spec,
+            groups=groups if grouped else None,
+            group_column="who" if grouped else None,
+            encoding=None if self.pictures else TableSchema.model_validate({"columns": columns}),
+            people=tuple(f"person {i}" for i in range(UNITS)) if grouped else None,
+        )
+
+    @property
+    def spec(self) -> InputSpec:
+        if self.pictures:
+            return InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
+        return InputSpec(shape=(4,), dtype="float32", low=0, high=1)
+
+    def rows(self, count: int, seed: int) -> NDArray[Any]:
+        random = np.random.default_rng(seed)
+        if self.pictures:
+            return random.integers(0, 17, (count, 8, 8)).astype(np.uint8)
+        return random.random((count, 4)).astype(np.float32)
+
+    def make(self, data: Dataset, out: Path) -> Path:
+        """Train the teachers, or place those who vote themselves."""
+        key = KEY if data.people else None
+        pool = self.rows(PUBLIC, 4)
+        public = PublicData.declare("rows", pool)
+        if isinstance(self.config, NeighbourSettings):
+            build(data, out, name="e", public=public, settings=self.config, key=key)
+        elif isinstance(self.config, TeacherSettings):
+            prior = np.full(self.classes, 1 / self.classes)
+            designed = DesignedPool(pool, pool, prior) if self.public == "designed" else None
+            train_ensemble(
+                data,
+                out,
+                name="e",
+                teachers=TEACHERS,
+                config=self.config,
+                public=public if self.public == "pool" else None,
+                pool=designed,
+                seed=3,
+                key=key,
+            )
+        else:
+            save_margin_voters(data, out, name="e", key=key)
+        return out
+
+    def forget(self, directory: Path, out: Path, person: int, data: Dataset) -> Path:
+        """Make the edition without a person."""
+        public = PublicData.declare("rows", self.rows(PUBLIC, 4))
+        who = name_digests([f"person {person}"], KEY)
+        forget(directory, out, who, KEY, data, public if self.public == "pool" else None)
+        return out
+
+
+CASES = {
+    "heads": Case(Heads()),
+    "heads with public rows": Case(Heads(match_prior=False), public="pool"),
+    "heads that match priors": Case(Heads(), public="pool"),
+    "heads that are levelled": Case(Heads(even=True), public="designed"),
+    "levelled, and one person has a class": Case(Heads(even=True), 2, True, public="designed"),
+    "of three classes": Case(Heads(), 3, public="pool"),
+    "of three, levelled": Case(Heads(even=True), 3, True, public="designed"),
+    "of forty, levelled": Case(Heads(even=True), 40, True, public="designed"),
+    "heads of pictures": Case(SMALL, 3, True, pictures=True, public="pool"),
+    "class means": Case(Heads(features="discriminant"), 3, True, pictures=True, public="pool"),
+    "forests": Case(Forests(trees=3)),
+    "forests that match priors": Case(Forests(trees=3), public="pool"),
+    "forests of three classes": Case(Forests(trees=3), 3, True),
+    "networks": Case(Networks(epochs=1), 3, True),
+    "networks of pictures": Case(Networks(epochs=1), 3, True, pictures=True),
+    "neighbours": Case(NeighbourSettings(near=5), 3, True),
+    "margins": Case("margins", 3, True),
+}
+
+
+def by_teacher(directory: Path) -> list[list[bytes]]:
+    """What there is of each teacher, or of each person who votes, to the last bit."""
+    manifest = load_manifest(directory)
+    if manifest.kind == "neighbours":
+        records = load_tensors(directory, RECORDS_FILE, manifest.files[RECORDS_FILE])
+        held = list(zip(records["units"], records["points"], records["labels"], strict=True))
+        return [
+            sorted(
+                point.numpy().tobytes() + bytes([int(y)]) for unit, point, y in held if unit == i
+            )
+            for i in range(manifest.units)
+        ]
+    tensors = teachers_in(directory)
+    if manifest.kind == "forest":
+        nodes = tensors["nodes"].sum(1).tolist()
+        feature = torch.split(tensors["feature"], nodes)
+        leaves = torch.split(tensors["leaves"], [int((each < 0).sum()) for each in feature])
+        threshold = torch.split(tensors["threshold"], nodes)
+        parts = zip(tensors["nodes"], feature, threshold, leaves, tensors["biases"], strict=True)
+    else:
+        parts = zip(*(tensors[name] for name in sorted(tensors)), strict=True)
+    return [[each.numpy().tobytes() for each in part] for part in parts]
+
+
+def replaced(data: Dataset, how: str) -> Dataset:
+    """The same records, but for those of the person who changes."""
+    own = np.arange(len(data)) == CHANGED if data.groups is None else data.groups == CHANGED
+    inputs, labels = data.inputs.copy(), data.labels.copy()
+    if how == "inputs":
+        inputs[own] = data.spec.high - inputs[own]
+    elif how == "labels":
+        labels[own] = 0
+    else:
+        inputs[own], labels[own] = 0, 0
+    if how != "more" or data.groups is None:
+        return replace(data, inputs=inputs, labels=labels)
+    more = 40
+    return replace(
+        data,
+        inputs=np.concatenate([inputs, np.zeros((more, *data.spec.shape), inputs.dtype)]),
+        labels=np.concatenate([labels, np.zeros(more, np.int64)]),
+        groups=np.concatenate([data.groups, np.full(more, CHANGED)]),
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_changing_one_record_changes_one_teacher(tmp_path: Path, case: Case) -> None:
+    """Or all records of one person, who may have many more; and likewise once people left."""
+    for grouped in (False, True):
+        data = case.world(grouped=grouped)
+        made = case.make(data, tmp_path / f"{grouped}")
+        before, manifest = by_teacher(made), load_manifest(made)
+        owner = np.arange(UNITS)
+        if isinstance(manifest.teacher, ShardTeachers):
+            owner = teacher_of(UNITS, TEACHERS, 3)
+        assert owner[CHANGED] != owner[LEAVING]
+        assert case.follows == (manifest.teacher.matches_prior, manifest.teacher.levelled)
+        editions = {
+            person: by_teacher(case.forget(made, tmp_path / f"without {person}", person, data))
+            for person in ((LEAVING, CHANGED) if grouped else ())
+        }
+        for how in ("inputs", "labels", "more") if grouped else ("blank",):
+            other, there = replaced(data, how), tmp_path / f"{grouped} {how}"
+            case.make(other, there)
+            after = by_teacher(there)
+            pairs = enumerate(zip(before, after, strict=True))
+            assert [i for i, (one, new) in pairs if one != new] == [owner[CHANGED]], how
+            told = [each.model_dump(exclude={"files"}) for each in (manifest, load_manifest(there))]
+            assert told[0] == told[1]
+            for person, edition in editions.items():
+                out = case.forget(there, tmp_path / f"{how} without {person}", person, other)
+                pairs = enumerate(zip(edition, by_teacher(out), strict=True))
+                differ = [i for i, (one, new) in pairs if one != new]
+                assert differ == [] if person == CHANGED else differ == [owner[CHANGED]], how
 
 
 def test_digests_of_an_ensemble_do_not_confirm_a_guess_of_its_records(

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import qr
+from scipy.special import betainc, betaincinv
 
 from terrine_models.addons import load_added
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
@@ -464,7 +465,10 @@ MAX_TEXT_ROWS = 20_000
 TEXT_VARIANCE_SHARE = 0.5
 """Variance of a text beside that of all other columns: it may say more than they, or nothing."""
 MAX_SHARED = 0.01
-"""Share of the public rows that may be private ones as well, however seldom rows repeat."""
+"""Share of the different public rows that may be private ones as well, however seldom rows
+repeat."""
+MAX_FALSE_REFUSALS = 1e-4
+"""How often independent public rows may be refused as private ones."""
 MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
 """The fewest public inputs for which there is a graph, and the most that it contains."""
 
@@ -528,26 +532,33 @@ class PublicData:
         """Return how many of these rows are private ones as well, for the owner's eyes alone.
 
         Raises DataError if they are too many for chance: most likely the private file was given as
-        the public one. By chance come 1 %, or as many as would if each had twice as many private
-        rows like it as the repetitions suggest among the public rows, or among the private ones:
-        of few public rows, which hardly repeat, the latter tell more. Where rows repeat so often
-        that all are expected among the private ones, a mix-up looks like chance.
+        the public one. One in a hundred different public rows may be private. More are compared
+        with what independent rows would be: private as often as those of as many private people are
+        others' too, or as public rows repeat. That is refused which would be as rare as
+        `MAX_FALSE_REFUSALS`, for the highest such share that the private rows do not rule out, and
+        with twice as many private rows like each. Where all are expected among the private ones, a
+        mix-up looks like chance.
+
+        Rows are compared as they are encoded: numbers outside a schema's range are those at its
+        ends, and count as two different values at most.
         """
         self.check_fits(private.spec)
         own, others = row_digests(self.inputs), row_digests(private.inputs)
-        shared = int(np.isin(own, others).sum())
-        alike = max(
-            _repetitions(own) / len(own) * len(private) / len(own),
-            _repetitions(others) / len(private),
-        )
-        if shared > len(own) * max(MAX_SHARED, -np.expm1(-2 * alike)):
+        rows, copies = np.unique(own, return_counts=True)
+        trials, shared = len(rows), int(np.isin(rows, others).sum())
+        by_public = -np.expm1(-(len(private) / len(own)) * (copies - 1))
+        by_private = _chance_of_equal(others, private.groups, len(own))
+        chance = max(by_private, float(by_public.mean()))
+        if shared > MAX_SHARED * trials and (
+            betainc(shared, trials - shared + 1, chance) < MAX_FALSE_REFUSALS / 2
+        ):
             raise DataError(
-                f"{shared:,} of {len(own):,} rows of the public data {self.source.name} are rows "
-                "of the private data, more than by chance: was the private file given as the "
-                "public one? Nothing may be fitted on private rows: use data that is really "
-                "public, or none."
+                f"{np.isin(own, others).sum():,} of {len(own):,} rows of the public data "
+                f"{self.source.name} are rows of the private data, more than by chance: was the "
+                "private file given as the public one? Nothing may be fitted on private rows: use "
+                "data that is really public, or none."
             )
-        return shared
+        return int(np.isin(own, others).sum())
 
 
 class FeatureMap:
@@ -674,10 +685,24 @@ class FeatureMap:
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
 
 
-def _repetitions(digests: NDArray[Any]) -> int:
-    """How many ordered pairs of rows are equal."""
-    counts = np.unique(digests, return_counts=True)[1]
-    return int((counts * (counts - 1)).sum())
+def _chance_of_equal(digests: NDArray[Any], groups: NDArray[np.int64] | None, rows: int) -> float:
+    """Return how likely one of `rows` different rows, drawn independently, equals a private one.
+
+    As if they were those of a random part of the private people, compared with all others: where h
+    people have a row, a part f has it with probability 1 − (1 − f)^h, and has it alone with f^h.
+    Twice as many private rows as there are may be like each; or, if that is more, the upper bound
+    of Clopper and Pearson holds, at half of `MAX_FALSE_REFUSALS`. `groups`: whose rows they are.
+    """
+    which = np.unique(digests, return_inverse=True)[1]
+    people = np.arange(len(which)) if groups is None else groups
+    holders = np.bincount(np.unique(np.stack([which, people]), axis=1)[0]).astype(np.float64)
+    part = min(rows / len(which), 0.5)
+    seen = 1 - (1 - part) ** holders
+    equal = float(np.clip(1 - (part**holders).sum() / seen.sum(), 0, 1))
+    values = len(holders)
+    least = max(values * (1 - equal), 1e-9)
+    highest = float(betaincinv(values * equal + 1, least, 1 - MAX_FALSE_REFUSALS / 2))
+    return max(highest, 1 - (1 - equal) ** (2 / (1 - part)))
 
 
 def _fill_up(rows: Array, size: int) -> Array:

@@ -85,8 +85,8 @@ def describe_private_rows(public: PublicData, private: Dataset) -> str:
     shared = public.count_private_rows(private)
     return (
         f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
-        "of private records as well. Nothing is left out or stored because of that: what a public "
-        "row says of somebody is not protected."
+        "of private records as well, as they are encoded. Nothing is left out or stored because of "
+        "that: what a public row says of somebody is not protected."
     )
 
 
