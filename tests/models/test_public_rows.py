@@ -64,7 +64,8 @@ def test_a_file_of_private_rows_is_refused() -> None:
         assert PublicData.declare("pool", some[:1005]).count_private_rows(records) == 5
 
 
-Random, Rows = np.random.Generator, NDArray[Any]
+Random = np.random.Generator
+Rows = NDArray[Any]
 
 
 def whole_years(random: Random, rows: int) -> Rows:

@@ -702,7 +702,8 @@ def _chance_of_equal(digests: NDArray[Any], groups: NDArray[np.int64] | None, ro
     values = len(holders)
     least = max(values * (1 - equal), 1e-9)
     highest = float(betaincinv(values * equal + 1, least, 1 - MAX_FALSE_REFUSALS / 2))
-    return max(highest, 1 - (1 - equal) ** (2 / (1 - part)))
+    doubled: float = 1 - (1 - equal) ** (2 / (1 - part))
+    return max(highest, doubled)
 
 
 def _fill_up(rows: Array, size: int) -> Array:
