@@ -87,7 +87,7 @@ ENV PATH=/opt/terrine/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     TERRINE_DATA_DIR=/var/lib/terrine \
     TERRINE_ENCODERS=/var/lib/terrine/encoders \
-    TERRINE_HOST=0.0.0.0 \
+    TERRINE_HOST=* \
     TERRINE_PORT=8000
 
 USER terrine

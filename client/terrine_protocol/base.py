@@ -59,6 +59,19 @@ _EXPLANATIONS = {
 }
 
 
+def quantity(count: int, noun: str, plural: str | None = None) -> str:
+    """Return "1 column", "2 columns"; `plural`: if it does not end in s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def quote_text(text: str) -> str:
+    """Return a text in quotes, as people see it, and by name what of it they would not see."""
+    odd = {c for c in text if c.isspace() and c > "~"}
+    shown = repr("".join(" " if c in odd else c for c in text))
+    names = " and ".join(sorted(unicodedata.name(c, f"U+{ord(c):04X}").lower() for c in odd))
+    return f"{shown} (with {names})" if odd else shown
+
+
 def explain_error(error: ErrorDetails) -> str:
     """Return what is wrong with a field, for people: a pattern's rule instead of the pattern."""
     pattern = error.get("ctx", {}).get("pattern")
@@ -206,7 +219,7 @@ def near_equal(names: Iterable[str]) -> list[list[str]]:
 
 def quote_name(name: str) -> str:
     """A name in quotes, with invisible characters as escapes."""
-    return repr(
+    return quote_text(
         "".join(c if unicodedata.category(c) != "Cf" else f"<U+{ord(c):04X}>" for c in name)
     )
 

@@ -103,7 +103,14 @@ class Settings(Variables):
             "there."
         ),
     ] = None
-    host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Address to listen on. `*`: all, of IPv4 and IPv6; `0.0.0.0` and `::`: all "
+            "of one of them.",
+        ),
+    ] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8000
     forwarded_allow_ips: Annotated[
         str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -295,6 +295,10 @@ def test_the_ledger_is_filtered_by_outcome_and_time(
     assert count() == count(outcome="answered") == 4
     assert count(outcome="abstained") == 0
     assert count(since=(now + timedelta(hours=1)).isoformat()) == 0
+    in_paris = (now - timedelta(hours=1)).astimezone(timezone(timedelta(hours=1))).isoformat()
+    assert count(since=in_paris) == count(since=in_paris.replace("+", " ")) == count() > 0, (
+        "as it is typed"
+    )
     assert count(until=(now + timedelta(hours=1)).isoformat()) == 4
     assert count(until=(now - timedelta(hours=1)).isoformat()) == 0
     for wrong in (

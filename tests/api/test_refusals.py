@@ -19,13 +19,16 @@ from sqlalchemy import make_url
 
 from support.clients import Caller, npy, npz, slug
 from support.databases import as_owner
+from support.documents import ROOT
 from support.servers import INTERACTIVE, RunningServer
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.designed import Margins, design_pool, margin_questions
 from terrine_models.tables.loading import encoded_input
 from terrine_models.teachers.training import train_ensemble
+from terrine_protocol import PROBLEMS
 from terrine_protocol.tables import TableSchema
+from terrine_server.api.problems import problem
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import read_pool
 
@@ -382,3 +385,14 @@ def test_a_designed_pool_that_was_altered_is_not_sent(tmp_path: Path) -> None:
     (out / "pool.npz").write_bytes(pool.to_bytes()[:-1] + b"x")
     with pytest.raises(EnsembleUnavailable, match="backup"):
         read_pool(tmp_path, record)
+
+
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
+    """And docs/api.md names those that do not pass."""
+    said = (ROOT / "docs" / "api.md").read_text().partition("**Waiting.**")[2].partition("\n- ")[0]
+    waits = PROBLEMS[slug].status in (429, 503)
+    lasts = f"`{slug}`" in said
+    answer = problem("1", "/label", slug, "A detail.")
+    assert ("Retry-After" in answer.headers) == (waits and not lasts)
+    assert waits or not lasts

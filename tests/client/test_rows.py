@@ -27,6 +27,7 @@ from terrine_client import AsyncClient, Client
 from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol import Column, LabelResponse, LabelResult, Outcome, TableSchema
+from terrine_protocol.base import quantity
 from terrine_protocol.tables import ClippedError
 from terrine_protocol.tables.encoding import encode_frame
 from terrine_server.app import serving
@@ -289,6 +290,24 @@ def test_the_readme_s_program_learns_in_ten_lines(
     exec(program.replace("https://labels.example.org", url), names)
     truth = (frame(1200).dropna()["dose"] > 5).to_numpy()
     assert (names["predicted"] == truth).mean() > 0.9
+
+
+def test_a_space_that_is_not_seen_is_named() -> None:
+    """As in numbers that a word processor has grouped."""
+    with refuses(DataError, "dose", "no-break") as refused:
+        encode_frame(
+            pd.DataFrame({"dose": ["1\u00a0234"], "ward": ["A"], "smokes": ["yes"]}), SCHEMA
+        )
+    assert "xa0" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 columns"), (1, "1 column"), (2, "2 columns"), (1200, "1,200 columns")],
+)
+def test_one_is_counted_as_one(count: int, said: str) -> None:
+    assert quantity(count, "column") == said
+    assert quantity(count, "person", "people").endswith("person" if count == 1 else "people")
 
 
 SCREEN = 24 * 80

@@ -126,6 +126,12 @@ REFUSED: dict[str, tuple[str, Any, Callable[[Path], object], tuple[object, ...]]
         _votes,
         ("transpose", "[2, 3]"),
     ),
+    "labels of each teacher": (
+        "votes.npy",
+        np.array([[3, 0, 2], [1, 4, 0], [1, 1, 1]]),
+        _votes,
+        ("[teachers,", "queries]", "bincount"),
+    ),
     "labels that are no numbers": (
         "votes.npz",
         {"counts": np.array([[3, 1]]), "labels": np.array([np.nan])},

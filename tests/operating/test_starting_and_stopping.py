@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -16,10 +17,12 @@ import httpx
 import pytest
 
 from support.databases import Postgres
+from support.documents import ROOT
 from support.processes import PATIENCE_SECONDS, command, start, until
 from support.servers import Machine, question, serving_process
 from support.wording import holds
 from terrine_server.cli import serve
+from terrine_server.serving.listening import _has_family, bind
 from terrine_server.settings import Settings
 
 
@@ -144,6 +147,33 @@ def test_the_database_s_password_is_not_said(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     holds(said, "Ledger", "database/terrine")
     assert "s3cret" not in said
+
+
+def test_the_image_listens_on_each_family_of_addresses_that_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cluster may have IPv6 alone, and another machine no IPv6 at all."""
+    host = re.search(r"TERRINE_HOST=(\S+)", (ROOT / "Dockerfile").read_text())
+    assert host is not None
+    made = socket.socket
+
+    def families(lacking: int) -> set[int]:
+        def make(family: int = socket.AF_INET, *more: Any) -> socket.socket:
+            if family == lacking:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            return made(family, *more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("terrine_server.serving.listening.socket.socket", make)
+            sockets = bind(host[1], 0)
+        for each in sockets:
+            each.close()
+        return {each.family for each in sockets}
+
+    if _has_family(socket.AF_INET6):
+        assert families(-1) == {socket.AF_INET, socket.AF_INET6}
+        assert families(socket.AF_INET) == {socket.AF_INET6}
+    assert families(socket.AF_INET6) == {socket.AF_INET}
 
 
 def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:

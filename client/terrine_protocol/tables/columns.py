@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name
+from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name, quote_text
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import (
     FEATURE_ROLES,
@@ -547,7 +547,8 @@ def _explain_unexpected(
     more = f" {block.hint(column.name, text)}".rstrip() if numeric else ""
     shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return DataError(
-        f"{block.where(row)}: column {column.name} holds {shown!r}, expected {expected}{more}"
+        f"{block.where(row)}: column {column.name} holds {quote_text(shown)}, expected "
+        f"{expected}{more}"
     )
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from terrine_protocol.base import list_names, normalize
+from terrine_protocol.base import list_names, normalize, quantity, quote_text
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.arrow import code_array, read_typed
@@ -446,8 +446,8 @@ class TableFile(ABC):
                     if name in points:
                         record, text = points[name]
                         raise DataError(
-                            f"{self.where(record)}: column {name} holds {text!r}, expected a "
-                            f"finite number. {_hint(self.delimiter, commas, name, text)}"
+                            f"{self.where(record)}: column {name} holds {quote_text(text)}, "
+                            f"expected a finite number. {_hint(self.delimiter, commas, name, text)}"
                         )
                 elif name not in {*commas, *points} and (row := _first(texts, ".")) is not None:
                     points[name] = (start + row, texts[row].as_py().strip())
@@ -938,8 +938,8 @@ class CsvFile(TableFile):
                         continue
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
-                            f"{self.path} line {line}: found {len(fields)} fields, expected "
-                            f"{len(self._names)}: {list_names(self._names)}."
+                            f"{self.path} line {line}: found {quantity(len(fields), 'field')}, "
+                            f"expected {len(self._names)}: {list_names(self._names)}."
                             f"{self._why_uneven(fields)}"
                         )
                     if found == record:
@@ -1059,8 +1059,8 @@ def _check_first(
 
 def _below_title(path: Path, columns: int, line: int) -> str:
     return (
-        f"{path}: the table of {columns} columns seems to start on line {line}, below a title. "
-        f"Remove the lines above it: tail -n +{line} {path.name} > table.csv"
+        f"{path}: the table of {quantity(columns, 'column')} seems to start on line {line}, below "
+        f"a title. Remove the lines above it: tail -n +{line} {path.name} > table.csv"
     )
 
 
@@ -1113,7 +1113,7 @@ def _sniff_delimiter(
     even = [d for d in possible if len({len(fields) for _, fields in starts[d]}) == 1]
     chosen = [d for d in even or possible if len(starts[d][0][1]) > 1] or [delimiters[0]]
     if len(chosen) > 1:
-        ways = (f"{DELIMITERS[d]} ({len(starts[d][0][1])} columns)" for d in chosen)
+        ways = (f"{DELIMITERS[d]} ({quantity(len(starts[d][0][1]), 'column')})" for d in chosen)
         raise DataError(
             f"{path}: fields could be separated by {' or '.join(ways)}. Put quotes around fields "
             "that contain one of these characters, or name the columns in a header."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from terrine_protocol.base import quantity
 from terrine_server.cli.console import console, fail
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _check(directory: Path, policy: Path | None) -> None:
 
     found = check(directory, _own_keys() if policy is None else _keys(policy))
     line = f"{directory}: [green]as signed[/] by {found.signer}, made {found.made_at:%Y-%m-%d}"
-    console.print(f"{line}, {len(found.files)} files", highlight=False, soft_wrap=True)
+    console.print(f"{line}, {quantity(len(found.files), 'file')}", highlight=False, soft_wrap=True)
 
 
 def _keys(policy: Path) -> list[VerifierKey]:

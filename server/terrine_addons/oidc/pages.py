@@ -22,7 +22,7 @@ from terrine_server.admin.sign_in import form
 from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.sign_in import Issuer
-from terrine_server.serving.bounds import client_network
+from terrine_server.serving.bounds import RETRY_SECONDS, client_network
 
 log = structlog.get_logger("terrine")
 
@@ -86,7 +86,9 @@ async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response
 def _unavailable(request: Request, services: Services, error: IssuerError) -> Response:
     services.failed_logins.take(_network(request))
     log.error("issuer unavailable", cause=str(error))
-    return form(request, services, f"{error} With a token you still can.", 503)
+    response = form(request, services, f"{error} With a token you still can.", 503)
+    response.headers["Retry-After"] = str(RETRY_SECONDS)
+    return response
 
 
 def _network(request: Request) -> str:

@@ -14,6 +14,7 @@ from terrine_models.data.arrays import InputSpec, RecordSource, load_inputs
 from terrine_models.tables.loading import Table, encoded_input, is_table, read_schema
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
+from terrine_protocol.base import quantity
 from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail
@@ -85,7 +86,7 @@ def import_(
     declared = _declare(disjoint_by.strip(), inputs, classes, units, len(models), output)
     out = Settings().ensembles_dir / name
     tried = None if public is None else _public(public, declared)
-    with console.status(f"Checking {len(models)} files"):
+    with console.status(f"Checking {quantity(len(models), 'file')}"):
         manifest = import_ensemble(models, out, name, declared, tried)
     _say(out, manifest)
 

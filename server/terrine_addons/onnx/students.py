@@ -47,8 +47,8 @@ from terrine_protocol.files import write_atomically
 from terrine_server.cli.console import fail, say
 
 OPSET = 18
-IR_VERSION = 10
-"""Of the file: what runtimes since 2024 read."""
+IR_VERSION = 8
+"""Of the file: the oldest that has these operators, so that runtimes since 2023 read it."""
 INPUT, LABEL, PROBABILITIES = "x", "label", "probabilities"
 PREFIX = "terrine."
 """Of the keys of its metadata."""

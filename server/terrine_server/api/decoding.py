@@ -26,7 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 
 from terrine_protocol import EnsembleFacts, TableSchema
-from terrine_protocol.base import normalize
+from terrine_protocol.base import normalize, quantity
 from terrine_protocol.tables import DataError
 from terrine_protocol.tables.columns import check_names, encoded_width
 from terrine_protocol.tables.encoding import columns_of, encode_columns
@@ -463,7 +463,7 @@ class NamedRows:
                     continue  # a blank line
                 if len(record) != len(names):
                     raise InvalidQuery(
-                        f"line {reader.line_num}: found {len(record)} fields, expected "
+                        f"line {reader.line_num}: found {quantity(len(record), 'field')}, expected "
                         f"{len(names)}, as the header has."
                     )
                 count += 1

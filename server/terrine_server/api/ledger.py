@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from terrine_protocol import (
@@ -47,8 +48,17 @@ from terrine_server.sheets import CsvWriter
 
 router = APIRouter(tags=["ledger"])
 
+ZONE_AFTER_SPACE = re.compile(r"(?<=\d) (?=\d\d:?\d\d$)")
+
+
+def _restore_plus(text: object) -> object:
+    """A `+` before a zone that was not written %2B, which a query string turns into a space."""
+    return ZONE_AFTER_SPACE.sub("+", text) if isinstance(text, str) and "T" in text else text
+
+
 Instant = Annotated[
     AwareDatetime,
+    BeforeValidator(_restore_plus),
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
 CSV = "text/csv"
@@ -180,7 +190,9 @@ async def checkpoint(services: ServicesDep) -> Response:
     return PlainTextResponse(note, headers={"Cache-Control": CACHED_BRIEFLY})
 
 
-@transparency_router.get("/tile/{path:path}", responses=LOG_PROBLEMS, response_class=Response)
+@transparency_router.get(
+    "/tile/{path:path}", responses=openapi.BYTES | LOG_PROBLEMS, response_class=Response
+)
 async def tile(services: ServicesDep, path: str) -> Response:
     """Return hashes of the tree, or a bundle of the log's entries (c2sp.org/tlog-tiles)."""
     try:

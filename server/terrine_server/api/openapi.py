@@ -27,6 +27,7 @@ NOT_SIGNED = ("ledger-restored", "log-not-signed")
 """Problems of a route that spends."""
 WITH_TOKEN = ("unauthorized", "forbidden")
 BINARY = {"type": "string", "format": "binary"}
+BYTES: Responses = {200: {"content": {"application/octet-stream": {"schema": BINARY}}}}
 
 
 def problems(*slugs: str, token: bool = True) -> Responses:

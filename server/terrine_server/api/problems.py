@@ -17,13 +17,12 @@ from terrine_protocol.base import explain_error
 from terrine_server.api import openapi
 from terrine_server.api.services import authenticated_caller
 from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
+from terrine_server.serving.bounds import RETRY_SECONDS
 
 log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_SECONDS = 2
-"""`Retry-After` where the server has no better estimate."""
 MAX_ERRORS = 20
 """Maximum number of fields that one `invalid-request` names."""
 PRIVATE_DETAIL = {

@@ -17,6 +17,7 @@ from terrine_models.data.images import list_images
 from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import is_table
+from terrine_protocol.base import quantity
 from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
@@ -167,7 +168,7 @@ def predict(
         for i, (name, row) in enumerate(zip(said.names.tolist(), said.probabilities, strict=True)):
             sheet.write_row([*names[i : i + 1], name, *(f"{each:.6g}" for each in row)])
     if out is not None:
-        say(f"{out}: {len(x):,} inputs.")
+        say(f"{out}: {quantity(len(x), 'input')}.")
 
 
 def summarize(report: Report, out: Path) -> Table:

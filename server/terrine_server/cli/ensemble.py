@@ -26,6 +26,7 @@ from terrine_models.teachers.neighbours import (
 from terrine_models.teachers.neighbours import build as place_records
 from terrine_models.teachers.shards import ShardSummary
 from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
+from terrine_protocol.base import quantity
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
@@ -274,7 +275,7 @@ def show_directory(directory: Path, *, verify: bool) -> None:
     said, reached = "", Reached()
     if verify and held.has_manifest:
         files = load(directory, device="cpu").manifest.files
-        said = f"{directory}: all {len(files)} files match the manifest."
+        said = f"{directory}: {quantity(len(files), 'file')} as in the manifest."
     elif verify:
         held.verify(directory)
         said = f"{directory}: {held.document} is as it should be."

@@ -15,6 +15,7 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.people import name_digests
+from terrine_protocol.base import quantity
 from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.ledger import open_current_ledger
@@ -94,7 +95,9 @@ def forget(
     named = _names_of_people(members, who)
     if not yes:
         whose = members[0].population.name
-        typer.confirm(f"Forget {len(named)} people of {whose} for good?", abort=True)
+        typer.confirm(
+            f"Forget {quantity(len(named), 'person', 'people')} of {whose} for good?", abort=True
+        )
     with console.status("Forgetting"):
         done = editions.forget(ledger, settings, population, name_digests(named, key), retraining)
     nameless = [each.name for each in members if each.name not in done]

@@ -284,6 +284,13 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
             f"{path}: counts of shape {list(counts.shape)} have one sum in each column, not in "
             "each row. Expected a row for each query and a column for each class: transpose them."
         )
+    if np.ptp(across) and (not sizes or np.any(across != sizes[0])):
+        fail(
+            f"{path}: each row counts the votes on one query, so all rows have one sum, the number "
+            f"of teachers; these have {int(across.min()):,} to {int(across.max()):,}. If each row "
+            "has one teacher's labels, [teachers, queries], count them first: "
+            "np.stack([np.bincount(query, minlength=classes) for query in labels.T])"
+        )
     if not sizes:
         sizes = [int(across[0])]
     if len(sizes) != 1:

@@ -1220,7 +1220,7 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
     pool = []
     if public is not None and not record.ensemble.facts.designed:
         pool = [next(public.glob("train-images*"), public)]  # of IDX, the file is asked
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
+    host = "127.0.0.1" if settings.host in ("*", "0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
     say("Now serve it, unless a server does already:")
     say(f"  {_command(settings, 'serve')}")

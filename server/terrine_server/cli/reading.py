@@ -49,7 +49,7 @@ from terrine_models.tables.loading import (
     read_schema,
 )
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
-from terrine_protocol.base import list_names, normalize
+from terrine_protocol.base import list_names, normalize, quantity
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
@@ -466,12 +466,15 @@ def show_schema(
         for column in columns
         if column.role != "label" or not proposal.declared
     )
-    say(f"{out}: {len(columns)} columns. Review it: everything in it will be public.", to=terminal)
     say(
-        f"Taken from {public}: the column names, the lowest and highest value of {ranges} columns, "
-        f"all values of {lists} columns, the number of rows and the SHA-256. If {public.name} is "
-        "not public, replace all of this with what you know without it, or make the schema from "
-        "an invented table.",
+        f"{out}: {quantity(len(columns), 'column')}. Review it: everything in it will be public.",
+        to=terminal,
+    )
+    say(
+        f"Taken from {public}: the column names, the lowest and highest value of "
+        f"{quantity(ranges, 'column')}, all values of {quantity(lists, 'column')}, the number of "
+        f"rows and the SHA-256. If {public.name} is not public, replace all of this with what you "
+        "know without it, or make the schema from an invented table.",
         to=terminal,
     )
     if not any(column.role == "group" for column in columns):
@@ -613,7 +616,8 @@ def _declare_schema(out: Path) -> None:
             f"{out} is not a complete schema yet: {first_problem(error)}. Go on with the same "
             "command."
         )
-    say(f"{out}: {len(found.features)} columns to learn from. Then, without any public data:")
+    features = quantity(len(found.features), "column")
+    say(f"{out}: {features} to learn from. Then, without any public data:")
     say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")
 
 

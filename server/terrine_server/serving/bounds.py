@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
+from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -395,6 +396,8 @@ REFUSAL_SECONDS = 0.1
 """How long each of these takes: a connection gets ten of them a second, and no more."""
 
 
+RETRY_SECONDS = 2
+"""`Retry-After` where the server has no better estimate."""
 STATUS_OF_PROBLEM = {
     "malformed-http": 400,
     "unauthorized": 401,
@@ -533,9 +536,10 @@ class Guard:
 
 
 def _render_short(refusal: Refusal) -> ASGIApp:
-    return JSONResponse(
-        {"error": refusal.detail}, STATUS_OF_PROBLEM[refusal.slug], dict(refusal.headers)
-    )
+    status, headers = STATUS_OF_PROBLEM[refusal.slug], dict(refusal.headers)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+    return JSONResponse({"error": refusal.detail}, status, headers)
 
 
 def body_too_large(most: int) -> Refusal:

@@ -74,16 +74,22 @@ def fit_connections(limit: int, wanted: int) -> int:
     return min(possible, wanted)
 
 
+EVERY_ADDRESS = "*"
+
+
 def bind(host: str, port: int) -> list[socket.socket]:
     """Bind a socket to each of the host's addresses; none of them listens yet.
 
-    Raises CannotListen.
+    `host`: "*" is every address of IPv4 and of IPv6, whichever of them the machine has. Raises
+    CannotListen.
     """
+    name = None if host == EVERY_ADDRESS else host
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return [
-            _bind_socket(family, address) for family, address in {(a[0], a[4]): None for a in found}
-        ]
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = list({(each[0], each[4]): None for each in found})
+        if name is None and len(addresses) > 1:
+            addresses = [each for each in addresses if _has_family(each[0])] or addresses
+        return [_bind_socket(family, address) for family, address in addresses]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _port_taken(port) from error
@@ -96,6 +102,15 @@ def bind(host: str, port: int) -> list[socket.socket]:
             f"{host} is not an address of this machine ({error.strerror}). Choose another.",
             "TERRINE_HOST",
         ) from error
+
+
+def _has_family(family: int) -> bool:
+    """Whether the machine's kernel knows a family of addresses."""
+    try:
+        socket.socket(family).close()
+    except OSError:
+        return False
+    return True
 
 
 def _bind_socket(family: int, address: Any) -> socket.socket:
