@@ -26,7 +26,7 @@ from terrine_models.storage.manifests import (
 )
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest, verify
-from terrine_models.teachers.manifests import save_manifest
+from terrine_models.teachers.manifests import Voting, save_manifest
 from terrine_models.teachers.networks import NetworkTeachers
 from terrine_models.teachers.training import train_ensemble
 
@@ -73,6 +73,19 @@ def test_votes_sum_to_the_number_of_teachers(directory: Path, digits: Dataset) -
     assert (votes >= 0).all()
     assert (votes.sum(1) == ensemble.manifest.teachers).all()
     assert ensemble.votes(digits.inputs[:0]).shape == (0, 10)
+
+
+def test_whatever_a_teacher_chooses_is_one_vote_on_its_own_input(
+    heads: Path, digits: Dataset
+) -> None:
+    """Also where a kind of teacher from outside gives what is no class: nobody hears of it."""
+    manifest = load_manifest(heads)
+    anything = torch.tensor([[-1, 0, 9], [10, 99, 3], [5, -(2**40), 2**40]])
+    voting = Voting(lambda x: anything[: len(x)], block=3, device="cpu")
+    counts = Ensemble(manifest, voting).votes(digits.inputs[:3])
+    assert (counts.sum(axis=1) == 3).all()
+    assert counts[:, [0, 9]].tolist() == [[2, 1], [0, 2], [1, 1]]
+    assert counts[[1, 2], [3, 5]].tolist() == [1, 1]
 
 
 def test_votes_do_not_depend_on_the_other_inputs(directory: Path, digits: Dataset) -> None:
