@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import make_url
+from starlette.responses import JSONResponse
 
 from support.clients import Caller, npy, npz, slug
 from support.databases import as_owner
@@ -31,6 +32,7 @@ from terrine_protocol.tables import TableSchema
 from terrine_server.api.problems import problem
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import read_pool
+from terrine_server.serving.bounds import STATUS_OF_PROBLEM, Refusal, _render_short
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
@@ -396,3 +398,7 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
     answer = problem("1", "/label", slug, "A detail.")
     assert ("Retry-After" in answer.headers) == (waits and not lasts)
     assert waits or not lasts
+    if slug in STATUS_OF_PROBLEM:  # what witnesses, owners and their aggregators refuse
+        short = _render_short(Refusal(slug, "A detail."))
+        assert isinstance(short, JSONResponse)
+        assert ("Retry-After" in short.headers) == waits

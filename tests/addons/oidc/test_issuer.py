@@ -323,6 +323,7 @@ def test_an_issuer_that_is_down_or_none_leaves_the_way_with_a_token(
     with capture_logs() as logged:
         down = visitor.get(back)
     assert down.status_code == 503
+    assert int(down.headers["Retry-After"]) > 0
     holds(text_of(down), "answer")
     holds(text_of(down), "token", "still")
     holds(str(logged), "issuer", "unavailable")
