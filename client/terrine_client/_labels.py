@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 from terrine_protocol.base import map_class_numbers
+from terrine_protocol.names import show_name
 from terrine_protocol.tables.columns import CodedValues, as_text
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def encode_columns(
         return encode(x, schema, notes.append, accept_clipped=accept_clipped)
     finally:
         if notes:
-            warnings.warn("\n".join(notes), stacklevel=stacklevel)
+            warnings.warn("\n".join(map(show_name, notes)), stacklevel=stacklevel)
 
 
 def plain_array(x: Any) -> npt.NDArray[Any]:

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terrine_protocol.names import show_name
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -233,7 +235,7 @@ def write_card(
 
 def _escape(text: str) -> str:
     """Return text of others so that it is text in Markdown too, and in a table."""
-    flat = " ".join(text.split())
+    flat = show_name(" ".join(text.split()))
     return re.sub(r"([\\`*_{}\[\]<>#|~!$&])", r"\\\1", flat)
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import ErrorDetails
 
+from terrine_protocol.names import show_name
+
 _NAME = r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$"
 Name = Annotated[
     str,
@@ -227,7 +229,7 @@ def quote_name(name: str) -> str:
 def list_names(names: Sequence[str]) -> str:
     """Names for a message: the first, and how many more there are."""
     more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(show_name, names[:LISTED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def ask_whether_one(names: Iterable[str]) -> str | None:

@@ -12,6 +12,14 @@ A command prints the text of any of these, and calls all other errors a bug. Onl
 
 from __future__ import annotations
 
+from terrine_protocol.names import show_text
+
 
 class TerrineError(Exception):
-    """An error whose text says what is wrong, what was expected and what to do."""
+    """An error whose text says what is wrong, what was expected and what to do.
+
+    It quotes names of files and servers: what of them would act on a terminal is shown instead.
+    """
+
+    def __str__(self) -> str:
+        return show_text(super().__str__())

@@ -9,6 +9,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from terrine_protocol.names import show_text
+
 
 def format_time(at: datetime | None) -> str:
     """Return an instant in UTC as an element."""
@@ -47,6 +49,11 @@ def mark_code(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
         for place, part in enumerate(parts)
     )
+
+
+def show_value(value: Any) -> Any:
+    """Return what stands in a page: of texts of others, nothing that turns the text beside it."""
+    return show_text(value) if type(value) is str else value
 
 
 def format_bound(share: float) -> str:

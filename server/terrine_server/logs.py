@@ -17,6 +17,8 @@ from types import TracebackType
 
 import structlog
 
+from terrine_protocol.names import show_text
+
 MAX_FRAMES = 12
 """Number of innermost frames of a traceback that are logged."""
 MAX_REPEATED_LINES = 10
@@ -82,7 +84,7 @@ def write_early(level: str, event: str, *, chosen: str = "auto", **fields: str) 
     if is_text(chosen):
         said = ": ".join([level.capitalize(), event, *filter(None, [fields.get("cause")])])
         setting = f" ({fields['setting']})" if "setting" in fields else ""
-        sys.stderr.write(f"{said}{setting}\n")
+        sys.stderr.write(f"{show_text(said)}{setting}\n")
         return
     entry: structlog.typing.EventDict = {"event": event, "level": level, **fields}
     for process in (structlog.processors.TimeStamper(fmt="iso", utc=True), _add_process_id):

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from terrine_protocol.names import show_name
+
 
 @contextmanager
 def teachers_bar(console: Console, teachers: int) -> Iterator[Callable[[int], None]]:
@@ -42,7 +44,7 @@ def stages_bar(console: Console, *titles: str) -> Iterator[tuple[Callable[[int, 
     with _bar(console, "{task.description}", transient=True, disable=disable) as bar:
 
         def callback(title: str) -> Callable[[int, int], None]:
-            task = bar.add_task(escape(title), total=None, visible=False)
+            task = bar.add_task(escape(show_name(title)), total=None, visible=False)
             return lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
         yield tuple(map(callback, titles))

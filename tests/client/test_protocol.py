@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import terrine_protocol as protocol
 from support.documents import EXAMPLES, MECHANISMS
 from support.wording import refuses
 from terrine_protocol import PROBLEMS, InputSpec, MechanismSpec, Problem, ProjectOpen, Reply, Wire
+from terrine_protocol.base import list_names
+from terrine_protocol.errors import TerrineError
+from terrine_server.admin.rendering import _TEMPLATES as TEMPLATES
 
 MODELS: dict[str, type[BaseModel]] = {
     name: model
@@ -146,3 +150,11 @@ def test_every_problem_has_an_error_status_and_an_explanation(
 def test_a_problem_keeps_its_other_members() -> None:
     document = {"type": "/problems/x", "title": "T", "status": 400, "detail": "D", "limit": 4096}
     assert Problem.model_validate(document).model_dump(exclude_none=True) == document
+
+
+def test_errors_and_pages_show_what_would_act_on_a_terminal_or_turn_text() -> None:
+    name = "a\x1b]0;owned\x07\u202e\u2066\x9b"
+    shown = "a<U+001B>]0;owned<U+0007><U+202E><U+2066><U+009B>"
+    assert str(TerrineError(f"1\n{name}")) == f"1\n{shown}"
+    assert list_names([f"{name}\n", "a\u200cb"]) == f"{shown}<U+000A>, a\u200cb", "as in Persian"
+    assert TEMPLATES.from_string("{{ name }}").render(name=name) == html.escape(shown)

@@ -12,11 +12,13 @@ from typer.testing import CliRunner, Result
 from support.databases import SECRET_KEY
 from support.ledgers import (
     CONFIDENT,
+    FACTS,
     GNMAX,
     abstained,
     answered,
     open_ledger,
     open_project,
+    register,
     unguarded,
 )
 from support.wording import holds
@@ -45,6 +47,21 @@ def terrine(*arguments: str) -> Result:
 
 def as_json(*arguments: str) -> str:
     return CliRunner().invoke(app, ["--json", "ledger", *arguments]).output
+
+
+def test_names_of_classes_do_not_act_on_the_terminal_that_shows_the_ledger(
+    ledger: Ledger,
+) -> None:
+    """Of an ensemble that was registered before such names were refused."""
+    names = ["a\x1b]0;owned\x07", "d\n| forged row |", "b\u202ec", *FACTS.classes[3:]]
+    register(ledger, "old", facts=FACTS.model_copy(update={"classes": names}))
+    project = open_project(ledger, 10, GNMAX, name="of-old", ensemble="old")
+    ledger.charge(project.id, [answered(i, i) for i in range(3)])
+    shown = terrine("show", "of-old").output
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert {"a<U+001B>]0;owned<U+0007>", "d<U+000A>|", "b<U+202E>c"} <= set(shown.split())
+    assert not [line for line in shown.splitlines() if line.lstrip().startswith("| forged")]
+    assert not {"\x1b", "\x07", "\u202e"} & set(as_json("show", "of-old"))
 
 
 def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:

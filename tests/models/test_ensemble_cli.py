@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from PIL import Image
 from support.processes import Terrine
 from support.tables import DEFAULT_ROLES, stays
 from support.wording import holds
-from terrine_models.data.arrays import Dataset
+from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.training import train_ensemble
 from terrine_server.cli.reading import split_names
 
 
@@ -233,3 +235,80 @@ def test_a_class_with_a_comma_is_declared_in_quotes_as_in_csv(
     told = re.search(r"--classes '(.*)'", " ".join(said.split()))
     assert told is not None, said
     assert split_names(told[1]) == ["no", "yes, mild"]
+
+
+ACTING = ("a\x1b]0;owned\x07", "d\n| forged row |", "b\u202ec", "e\x9b2J", "f\u2028g", "h\u2066i")
+"""Names that name a terminal's window, begin a row, turn text, clear a screen and end a line."""
+UNSHOWN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+
+
+def shows_nothing_that_acts(text: str) -> bool:
+    return not UNSHOWN.search(text) and not re.search(r"^\W*forged row", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ACTING)
+@pytest.mark.parametrize("door", ["archive", "--classes", "schema", "column", "table", "pictures"])
+def test_a_name_that_acts_on_a_terminal_is_refused_at_every_door(
+    terrine: Terrine, files: Path, name: str, door: str
+) -> None:
+    train: tuple[object, ...] = ("ensemble", "train")
+    schema: dict[str, Any] = {
+        "columns": [
+            {"name": "age", "role": "numeric", "low": 0, "high": 9},
+            {"name": "income", "role": "label", "values": ["low", "high"]},
+        ]
+    }
+    given: tuple[object, ...] = (*train, files / "private.npz")
+    match door:
+        case "archive":
+            np.savez(files / "private.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], classes=[name, "z"])
+        case "--classes":
+            given = (*given, "--classes", f'"{name}",z')
+        case "schema":
+            schema["columns"][1]["values"][0] = name
+        case "column":
+            schema["columns"][0]["name"] = name
+        case "table":
+            rows = [f'"{name}",{row % 7},{("no", "yes")[row % 2]}' for row in range(40)]
+            (files / "private.csv").write_text("\n".join(["where,age,income", *rows]))
+            given = ("ensemble", "schema", files / "private.csv", "--label", "income")
+        case "pictures":
+            for folder in (name, "z"):
+                (files / "public" / folder).mkdir(parents=True)
+                Image.new("L", (8, 8)).save(files / "public" / folder / "0.png")
+            shutil.copytree(files / "public", files / "own")
+            public = ("--public", files / "public", "--images", "8x8")
+            given = (*train, files / "own", *public)
+    if door in ("schema", "column"):
+        (files / "schema.json").write_text(json.dumps(schema))
+        given = (*train, files / "private.csv", "--schema", files / "schema.json")
+    out = files / "schema-out.json"
+    more = ("--out", out) if door == "table" else ("--name", "x", "--teachers", 2)
+    done = terrine(*given, *more)
+    assert done.code == 1
+    holds(done.err, "show")
+    assert shows_nothing_that_acts(done.out + done.err)
+    assert not out.exists()
+    assert not (files / "data" / "ensembles" / "x").exists()
+
+
+def test_an_ensemble_that_has_such_names_is_shown_and_not_registered(
+    terrine: Terrine, files: Path
+) -> None:
+    x = np.zeros((60, 2), np.float32)
+    data = Dataset(
+        x, np.arange(60) % 6, ACTING, InputSpec(shape=(2,), dtype="float32", low=0, high=1)
+    )
+    directory = files / "data" / "ensembles" / "old"
+    train_ensemble(data, directory, name="old", teachers=2)
+    shown = terrine("ensemble", "show", directory).fine
+    assert "<U+001B>" in shown
+    assert shows_nothing_that_acts(shown)
+    shown = terrine("--json", "ensemble", "show", directory).fine
+    assert shows_nothing_that_acts(shown)
+    assert json.loads(shown)["classes"] == list(ACTING)
+    terrine("init").fine  # noqa: B018 - raises if it failed
+    done = terrine("ensemble", "register", "old", "--epsilon", 1, "--delta", "1e-6")
+    assert done.code == 1
+    holds(done.err, "show", "old")
+    assert shows_nothing_that_acts(done.err)

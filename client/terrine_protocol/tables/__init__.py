@@ -224,6 +224,11 @@ class TableSchema(Record):
         return self
 
     @property
+    def names(self) -> list[str]:
+        """All names that people read: of columns, categories and classes."""
+        return [name for each in self.columns for name in (each.name, *(each.values or ()))]
+
+    @property
     def features(self) -> list[str]:
         """The columns that are encoded."""
         return [column.name for column in self.columns if column.role in FEATURE_ROLES]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
+from terrine_protocol.names import show_name
 from terrine_protocol.tables import DataError, TableSchema
 from terrine_protocol.tables.columns import (
     GO_ON,
@@ -232,4 +233,4 @@ def _collect_notes(note: Note | None) -> Iterator[Note]:
         yield sentences.append
     finally:
         if sentences:
-            warnings.warn("\n".join(sentences), stacklevel=4)
+            warnings.warn("\n".join(map(show_name, sentences)), stacklevel=4)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from terrine_protocol.base import fold, list_names, map_class_numbers, normalize
 from terrine_protocol.files import open_regular_file, read
+from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.projects import InputSpec as InputSpec
 from terrine_protocol.tables import DataError as DataError
@@ -284,6 +285,8 @@ def load_npz(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
         )
     names = tuple(map(normalize, classes)) if classes else _archived_classes(arrays) or ()
     check_classes(names, str(path))
+    if classes is None and (wrong := find_unshown(names)):
+        raise DataError(f"{path}: {wrong}.")
     labels = _class_labels(path, arrays, y, names)
     group = arrays.get("group")
     if group is not None and group.shape != labels.shape:

@@ -31,6 +31,7 @@ from terrine_models.data.arrays import (
 )
 from terrine_protocol.base import list_names, normalize
 from terrine_protocol.files import read
+from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import TextNumbers
 from terrine_protocol.tables import TableSchema, first_problem
 from terrine_protocol.tables.columns import (
@@ -254,11 +255,14 @@ def encoded_input(schema: TableSchema) -> InputSpec:
 def read_schema(path: Path) -> TableSchema:
     """Read a schema from a JSON file. Raises DataError."""
     try:
-        return TableSchema.model_validate_json(read(path))
+        schema = TableSchema.model_validate_json(read(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:
         raise DataError(f"{path} is not a table schema: {first_problem(error)}.") from None
+    if wrong := find_unshown(schema.names):
+        raise DataError(f"{path}: {wrong}.")
+    return schema
 
 
 def _lacks(file: TableFile, schema: TableSchema, name: str) -> bool:

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import warn
 from terrine_protocol.base import ask_whether_one, fold, list_names, normalize
+from terrine_protocol.names import find_unshown
 from terrine_protocol.tables import (
     FEATURE_ROLES,
     Column,
@@ -903,6 +904,8 @@ def propose_schema(
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"{path}: {reason}.") from None
+    if wrong := find_unshown(schema.names):
+        raise DataError(f"{path}: {wrong}.")
     return SchemaProposal(
         schema,
         tuple(guesses),

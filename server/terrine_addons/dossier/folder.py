@@ -90,11 +90,12 @@ def write(facts: Facts, out: Path, key: SignerKey, *, audit: bytes | None = None
 def _page(facts: Facts) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from terrine_server.formats import FILTERS, format_share
+    from terrine_server.formats import FILTERS, format_share, show_value
 
     templates = Environment(
         loader=PackageLoader("terrine_addons.dossier"),
         autoescape=True,
+        finalize=show_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -22,6 +22,7 @@ from terrine_addons.federation.federations import (
 )
 from terrine_models.storage.manifests import StoreError, sha256
 from terrine_protocol.files import read, write_atomically
+from terrine_protocol.names import find_unshown
 from terrine_protocol.tables import first_problem
 
 QUORUM = 0.75
@@ -61,6 +62,8 @@ def create_federation(file: Path, name: str, directory: Path) -> Federation:
             federation = Federation.model_validate(given, strict=False)
         except ValidationError as error:
             raise StoreError(f"{file}: {first_problem(error)}.") from None
+        if wrong := find_unshown(federation.classes):
+            raise StoreError(f"{file}: {wrong}.")
         for peer in federation.peers:
             peer_token(directory, peer)
         save_federation(directory, federation)

@@ -20,7 +20,7 @@ from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
 from terrine_server.api.services import PAGES_PATH, Services, is_page
 from terrine_server.errors import ServiceError
-from terrine_server.formats import FILTERS, format_share
+from terrine_server.formats import FILTERS, format_share, show_value
 from terrine_server.owner.sign_in import Session
 
 HEADERS = {
@@ -89,6 +89,7 @@ _TEMPLATES = Environment(
         ]
     ),
     autoescape=True,
+    finalize=show_value,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

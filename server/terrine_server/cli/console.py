@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -19,17 +20,59 @@ import typer
 import typer.core
 from pydantic import ValidationError
 from pydantic_core import to_json
-from rich.console import Console
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
+from rich.control import Control
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
 from terrine_protocol.base import explain_error
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import replacing
+from terrine_protocol.names import show_name, show_text
 
-console = Console()
-errors = Console(stderr=True, highlight=False)
 
+class _Shown:
+    """What is printed, without characters of names and texts that would act on a terminal."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            control = segment.control is not None
+            yield segment if control else Segment(show_text(segment.text), segment.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._renderable)
+
+
+class _ShowText(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Wrap all but control codes of Rich's own."""
+        return [each if isinstance(each, Control) else _Shown(each) for each in renderables]
+
+
+def make_console(**options: Any) -> Console:
+    """Return a console on which names of files and servers cannot act."""
+    made = Console(**options)
+    made.push_render_hook(_ShowText())
+    return made
+
+
+console = make_console()
+errors = make_console(stderr=True, highlight=False)
+
+_UNSHOWN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""What JSON may hold as it is, and a terminal acts on or turns; escaped, it is the same text."""
 C = TypeVar("C", bound=Callable[..., None])
 _as_json = ContextVar("_as_json", default=False)
 
@@ -125,7 +168,8 @@ def _set_encoding(stream: TextIO, encoding: str) -> None:
 def print_json(value: object) -> None:
     """Write a pydantic model, or lists and dicts of models and plain values, to stdout."""
     with writing(None):
-        typer.echo(to_json(value, indent=2).decode())
+        text = to_json(value, indent=2).decode()
+        typer.echo(_UNSHOWN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 Row = Mapping[str, object]
@@ -151,7 +195,7 @@ def tabulate(people: Row | Sequence[Row]) -> Table:
         table = Table(show_header=False, box=None, pad_edge=False)
         for heading, shown in people.items():
             if shown is not None and shown != "":
-                table.add_row(heading, _cell(shown))
+                table.add_row(heading, _cell(shown, lines=True))
         return table
     first, *others = people[0]
     table = Table(Column(first, no_wrap=True), *others)
@@ -160,7 +204,7 @@ def tabulate(people: Row | Sequence[Row]) -> Table:
     return table
 
 
-def _cell(shown: object) -> Text:
+def _cell(shown: object, lines: bool = False) -> Text:
     match shown:
         case None:
             return Text("")
@@ -173,7 +217,7 @@ def _cell(shown: object) -> Text:
         case datetime():
             return Text(f"{shown:%Y-%m-%d %H:%M} UTC")
         case _:
-            return Text(str(shown))
+            return Text(show_text(str(shown)) if lines else show_name(str(shown)))
 
 
 def explain(error: BaseException) -> str | None:

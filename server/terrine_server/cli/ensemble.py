@@ -27,6 +27,7 @@ from terrine_models.teachers.neighbours import build as place_records
 from terrine_models.teachers.shards import ShardSummary
 from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
 from terrine_protocol.base import quantity
+from terrine_protocol.names import show_name
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
@@ -297,7 +298,7 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
     """Print what a manifest says."""
     spec, kind, image = manifest.input, manifest.teacher, manifest.image
     features, partition, encoding = kind.features, manifest.partition, manifest.encoding
-    names = ", ".join(manifest.classes)
+    names = ", ".join(map(show_name, manifest.classes))
     fields: dict[str, object] = {
         "name": manifest.name,
         "teachers": f"{manifest.teachers} ({manifest.kind})",

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from terrine_protocol import LogState, LogVerification, Verification
 from terrine_protocol.files import read
+from terrine_protocol.names import show_name
 from terrine_protocol.transparency import MAX_NOTE_BYTES
 from terrine_server import views
 from terrine_server.cli.console import (
@@ -506,4 +507,4 @@ def _outcome(entry: ChargeRecord, project: ProjectRecord) -> str:
     if entry.figure is not None:
         return f"≤ {entry.figure}"
     label = "" if entry.label is None else str(entry.label)
-    return escape(project.ensemble.class_names.get(entry.label, label))
+    return escape(show_name(project.ensemble.class_names.get(entry.label, label)))

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from terrine_models.data.arrays import Dataset, read_arrays
 from terrine_protocol.files import replacing
+from terrine_protocol.names import show_name
 from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
@@ -399,7 +400,7 @@ def _show(found: Agreement, manifest: Manifest, data: Path) -> None:
     classes = Table("class", "records", "most teachers right", "mean share of votes")
     for each in found.classes:
         row = (f"{each.inputs:,}", _share_as_text(each.right), _share_as_text(each.votes))
-        classes.add_row(escape(each.name), *row)
+        classes.add_row(escape(show_name(each.name)), *row)
     console.print(classes)
 
 

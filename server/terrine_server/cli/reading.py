@@ -51,6 +51,7 @@ from terrine_models.tables.loading import (
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
 from terrine_protocol.base import list_names, normalize, quantity
 from terrine_protocol.files import read, write_atomically
+from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
@@ -357,6 +358,8 @@ def _note_people(data: Dataset, path: Path, note: Note) -> None:
 def _class_folders(data: Path, public: Path | None, note: Note) -> list[str]:
     """Return the classes that the folders of public pictures name."""
     if public is not None and public.is_dir() and (names := class_folders(public)):
+        if wrong := find_unshown(names):
+            fail(f"{public}: {wrong}.")
         note(f"The classes are the folders of {public}: {', '.join(names)}.")
         return names
     return fail(
@@ -394,6 +397,8 @@ def split_names(text: str | None) -> list[str] | None:
             f"{text!r} is not a list of names: a name with a comma stands in double quotes, as in "
             """--classes '"yes, mild",no', and a double quote inside it is written twice."""
         )
+    if wrong := find_unshown(parts):
+        fail(f"Of the names that are listed, {wrong}.")
     return [normalize(part.strip()) for part in parts]
 
 
@@ -603,6 +608,9 @@ def _declare_schema(out: Path) -> None:
     while name := typer.prompt(
         "Name of the next column, as in the header (Enter: that was all)", "", show_default=False
     ).strip():
+        if wrong := find_unshown([name]):
+            say(f"{wrong}.")
+            continue
         if normalize(name) in {each.name for each in columns}:
             say(f"{name} is there already.")
             continue

@@ -25,6 +25,7 @@ from terrine_protocol import (
     TokenCreated,
     Verification,
 )
+from terrine_protocol.names import find_unshown
 from terrine_server.errors import CapExceeded, Conflict, Forbidden, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
@@ -429,6 +430,9 @@ def register_ensemble(
             refuse_forgotten_people(ledger, settings, joined, directory)
         manifest.teacher.inspect(directory, manifest)
     units, facts = held.facts(directory)
+    encoded = () if facts.encoding is None else facts.encoding.names
+    if wrong := find_unshown((*facts.classes, *encoded)):
+        raise InvalidTerms(f"{name}: {wrong}.")
     path = str(Path("ensembles") / name)
     return ledger.register_ensemble(
         name,

@@ -89,6 +89,13 @@ def test_owners_serve_their_teachers_and_are_gathered(
         ),
         ("[[owner]]\nname = 'a'\nurl = 'https://a.example'\nmodel = 'm'", "input"),
         ("[[owner]]\nname = 'a'\nurl = 'http://a.example'\nmodel = 'm'", "https"),
+        (
+            "classes = [\"a\\u001b]0;owned\", 'b']\nunits = 9\ndisjoint_by = 'x'\n"
+            "[input]\nshape = [2]\ndtype = 'float32'\nlow = 0\nhigh = 1\n"
+            "[[owner]]\nname = 'a'\nurl = 'http://localhost:9'\nmodel = 'm'\n"
+            "[[owner]]\nname = 'b'\nurl = 'http://localhost:9'\nmodel = 'n'",
+            "show a<U+001B>]0;owned",
+        ),
     ],
 )
 def test_a_file_of_owners_that_cannot_be_used_leaves_nothing(
