@@ -288,7 +288,7 @@ def test_the_readme_s_program_learns_in_ten_lines(
     x = encode_frame(frame(1200).dropna(), SCHEMA)
     names: dict[str, Any] = {"x": x, "token": token}
     exec(program.replace("https://labels.example.org", url), names)
-    truth = (frame(1200).dropna()["dose"] > 5).to_numpy()
+    truth = np.where(frame(1200).dropna()["dose"] > 5, "yes", "no")
     assert (names["predicted"] == truth).mean() > 0.9
 
 
