@@ -7,8 +7,14 @@ import math
 import pytest
 from scipy.stats import norm
 
-from terrine_server.planning.first_project import default_delta, plan_release, sigma_for_rows
+from terrine_server.planning.first_project import (
+    MARGIN_EPSILONS,
+    default_delta,
+    plan_release,
+    sigma_for_rows,
+)
 from terrine_server.privacy import NoisyVotes, ParameterError, quote
+from terrine_server.privacy.parameters import MAX_SIGMA
 
 ROWS = 8_000
 
@@ -44,6 +50,25 @@ def test_margins_and_votes_together_keep_to_the_budget(
     # And most of it is used.
     assert spent(0.95 * epsilon) > delta
     assert paid.epsilon == found.votes_epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.37, 0.7, 0.77, 0.81, 0.95, 1.82])
+def test_each_project_adds_the_delta_of_its_sampler_once(epsilon: float) -> None:
+    """At budgets so close to a step of the grid that a thousandth of δ decides which is taken."""
+    delta, mechanism = 1e-6, NoisyVotes(1_000, 8, MAX_SIGMA)
+    found = plan_release(questions=14, cells=8, units=1_000, epsilon=epsilon, delta=delta)
+
+    def total(votes_epsilon: float) -> float:
+        """δ of both: of their μ together, and of drawing noise for each."""
+        terms = [quote(mechanism, each, delta) for each in (found.epsilon, votes_epsilon)]
+        mu = math.sqrt(sum(each.budget for each in terms) * 1e-12)
+        above, below = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        conversion = float(norm.cdf(above) - math.exp(epsilon) * norm.cdf(below))
+        return conversion + sum(each.split.sampler for each in terms)
+
+    assert total(found.votes_epsilon) <= delta
+    next_step = MARGIN_EPSILONS[MARGIN_EPSILONS.index(found.votes_epsilon) + 1]
+    assert total(next_step) > 0.999 * delta
 
 
 def test_next_to_nothing_pays_for_no_margins() -> None:

@@ -65,6 +65,23 @@ def test_every_histogram_and_move_costs_at_most_the_price(
                 assert paid <= 1 + ROUNDING * (abstained + answered)
 
 
+@pytest.mark.parametrize(("sigma1", "sigma2"), SIGMAS)
+@pytest.mark.parametrize(("teachers", "classes", "threshold"), [(9, 2, 6), (9, 3, 4), (7, 4, 5)])
+def test_every_move_has_a_cell_that_bounds_what_each_outcome_tells(
+    teachers: int, classes: int, threshold: int, sigma1: float, sigma2: float
+) -> None:
+    """Whether the top class loses the vote, gains it or has no part in it: the price alone, which
+    is that of the worst cell, would not show that one is missing."""
+    event, order = release(teachers, classes, threshold, sigma1, sigma2), 2.0
+    cells = release_cells(event, order, label_excess(event.sigma2, order))
+    for before in histograms(teachers, classes):
+        for after in neighbours(before):
+            abstained, answered = moments(before, after, event, order)
+            same = np.isclose(cells.abstained, abstained, rtol=1e-9, atol=1e-300)
+            assert same.any(), (before, after)
+            assert answered <= cells.answered[same].max() * (1 + ROUNDING), (before, after)
+
+
 @pytest.mark.parametrize("order", [2.0, 8.0])
 @pytest.mark.parametrize("teachers", [4, 6, 7])
 def test_no_baseline_costs_more_than_the_price_for_the_least_of_them(
