@@ -31,6 +31,7 @@ from terrine_server.ledger.copies import Registration, registrations
 from terrine_server.ledger.database import reading, sqlite_path
 from terrine_server.ledger.migrating import (
     excess_rights,
+    has_tables,
     missing_migrations,
     missing_rights,
     schema_differences,
@@ -40,6 +41,7 @@ from terrine_server.owner.checkpoints import (
     attach_history,
     load_checkpoint_key,
     load_policy,
+    signed_entries,
 )
 from terrine_server.owner.editions import leftovers
 from terrine_server.owner.operations import RESTORING
@@ -65,6 +67,10 @@ class Finding:
     fix: str = ""
 
 
+LOST_LEDGER_FIX = (
+    "terrine restore DIR, with the newest backup. If there is none: terrine ledger restored, which "
+    "asks what was spent"
+)
 FULL_DISK_BYTES = 2**26
 """With less free space, answers are about to stop."""
 FOREIGN_VARIABLES = {
@@ -419,7 +425,7 @@ def check_signed_checkpoint(ledger: Ledger, settings: Settings) -> Finding:
     try:
         attach_history(ledger, settings).check()
     except LedgerRestored as error:
-        return Finding("signed", Severity.PROBLEM, str(error), "terrine ledger restored")
+        return Finding("signed", Severity.PROBLEM, str(error), LOST_LEDGER_FIX)
     except LogNotSigned as error:
         fix = f"Make {path} readable, or see docs/ledger.md"
         return Finding("signed", Severity.PROBLEM, str(error), fix)
@@ -428,6 +434,22 @@ def check_signed_checkpoint(ledger: Ledger, settings: Settings) -> Finding:
     if not path.exists():
         return Finding("signed", Severity.OK, "Nothing has been signed of the ledger yet.")
     return Finding("signed", Severity.OK, f"The ledger continues what {path} says.")
+
+
+def _check_missing_schema(error: SchemaMismatch, engine: Engine, settings: Settings) -> Finding:
+    """Say what to do where the ledger's tables are of another version, or not there."""
+    try:
+        signed, there = signed_entries(settings), has_tables(engine)
+    except CheckpointError as unreadable:
+        fix = "Put the file back as it was, or restore a backup: terrine restore DIR"
+        return Finding("signed", Severity.PROBLEM, str(unreadable), fix)
+    except SchemaMismatch:
+        fix = "Install the version of Terrine that migrated it"
+        return Finding("schema", Severity.PROBLEM, str(error), fix)
+    if signed and not there:
+        found = f"The database is empty, but {signed} entries of a ledger were signed here."
+        return Finding("signed", Severity.PROBLEM, found, LOST_LEDGER_FIX)
+    return Finding("schema", Severity.PROBLEM, str(error), "terrine init")
 
 
 def check_newest_charge(now: datetime, newest: datetime | None) -> Finding:
@@ -595,9 +617,7 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
         yield from check_log(ledger)
         yield check_signed_checkpoint(ledger, settings)
     except SchemaMismatch as error:
-        newer = "newer" in error.detail
-        fix = "Install the version of Terrine that migrated it" if newer else "terrine init"
-        yield Finding("schema", Severity.PROBLEM, str(error), fix)
+        yield _check_missing_schema(error, engine, settings)
     except NotSealed as error:
         yield Finding("seals", Severity.PROBLEM, str(error), "terrine ledger seal --old-key FILE")
     except LedgerCorrupted as error:

@@ -170,8 +170,8 @@ class LedgerRestored(DatabaseUnavailable):
         super().__init__(
             "The ledger is older than what was signed of it: a backup was restored, or entries "
             "were altered. What was paid is answered, nothing else. The server's operator should "
-            "restore the newer database or, if that is lost, run `terrine ledger restored` and "
-            "restart the servers.",
+            "restore the newer database (`terrine restore DIR`) or, if that is lost, run `terrine "
+            "ledger restored` and restart the servers.",
             cause,
         )
 

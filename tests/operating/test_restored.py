@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from support.clients import slug
-from support.databases import SQLITE_BY_DAY, tools_of
-from support.ledgers import answered
+from support.databases import SQLITE_BY_DAY, as_owner, tools_of
+from support.ledgers import answered, register
 from support.processes import until
 from support.servers import Machine, Serving, question, serving_process
-from support.wording import holds
+from support.wording import holds, refuses, says
 from terrine_protocol.transparency import Checkpoint, Note
+from terrine_server.errors import Conflict
+from terrine_server.ledger import connect
+from terrine_server.ledger.database import sqlite_path
+from terrine_server.privacy import cap, cap_share
 
 OPEN = ("project", "open", "next", "--ensemble", "digits", "--mechanism", "gnmax:sigma=4")
 BUDGET = ("--epsilon", "5", "--delta", "1e-5")
@@ -103,12 +109,13 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
     assert machine.ledger.project("study").charges == 2
     assert signed(machine) == after, "it is the evidence"
 
-    done = machine.run("ledger", "restored").fine
+    holds(machine.run("ledger", "restored").refused, "people", "--spent", after.size)
+    done = machine.run("ledger", "restored", "--spent", "people=0").fine
     line = next(line for line in done.splitlines() if line.startswith("log "))
     holds(done, "study")
     assert line.startswith(f"log {after.origin}/2+")
     kept = [path.name for path in machine.data.glob("checkpoint.*")]
-    assert len(kept) == 4, kept
+    assert len(kept) == 3, kept
     assert (machine.data / "checkpoint.key").stat().st_mode & 0o777 == 0o600
     assert problems(machine) == []
     machine.run(*OPEN, *BUDGET).fine  # noqa: B018 - asserts
@@ -120,6 +127,9 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
         metrics = httpx.get(f"{server.url}/metrics", headers=auditor).text
         assert "terrine_ledger_restored 0.0" in metrics
         until(lambda: signed(machine).origin != after.origin)
+    for act in ("resume", "close"):
+        yes = ("--yes",) if act == "close" else ()
+        holds(machine.run("project", act, "study", *yes).refused, "study", "lost")
     again = machine.run("ledger", "restored").fine
     assert "+" not in again, "the new log goes on"
     machine.run("ledger", "verify").fine  # noqa: B018 - asserts
@@ -159,7 +169,7 @@ def test_without_the_key_what_was_signed_is_believed_and_put_aside(
     restore(machine.database_url, tmp_path / "backup")
     key.rename(tmp_path / "key")
     assert problems(machine) == ["signed"], "the file is believed as it is"
-    machine.run("ledger", "restored").fine  # noqa: B018 - asserts
+    machine.run("ledger", "restored", "--spent", "people=0").fine  # noqa: B018 - asserts
     assert not file.exists()
     assert file.with_name("checkpoint.signed.ended").exists()
     assert problems(machine) == []
@@ -178,10 +188,106 @@ def test_a_log_that_ends_keeps_its_key_and_what_it_signed(
     sign_all(machine)
     old_note = (machine.data / "checkpoint.signed").read_text()
     restore(machine.database_url, tmp_path / "backup")
-    refused = machine.run("ledger", "restored", "--origin", "labels.example.org").refused
+    spent = ("--spent", "people=1,1e-6")
+    refused = machine.run("ledger", "restored", *spent, "--origin", "labels.example.org").refused
     holds(refused, "labels.example.org", "--origin")
-    holds(machine.run("ledger", "restored").fine, "labels.example.org/2")
+    holds(machine.run("ledger", "restored", *spent).fine, "labels.example.org/2")
+    (told,) = [e for e in machine.ledger.log() if e.action == "ledger-lost"]
+    assert told.detail["spent"] == {"people": [1.0, 1e-6]}, "told twice, it counts once"
     (key,) = machine.data.glob("checkpoint.key.*")
     (note,) = machine.data.glob("checkpoint.signed.*")
     assert (key.read_text(), note.read_text()) == (old_key, old_note)
     assert key.stat().st_mode & 0o777 == 0o600
+
+
+def lose(machine: Machine) -> None:
+    """Lose the database, with all that is in it."""
+    path = sqlite_path(connect(machine.database_url))
+    if path is not None:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+        return
+    with connect(as_owner(machine.database_url)).begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+        connection.execute(text("GRANT USAGE ON SCHEMA public TO PUBLIC"))
+
+
+REGISTER = (
+    *("ensemble", "register", "digits", "--rule", "gdp"),
+    *("--epsilon", "20", "--delta", "1e-4"),
+)
+
+
+@pytest.mark.parametrize("new_key", [False, True])
+def test_after_a_lost_database_no_budget_is_there_a_second_time(
+    served_machine: Machine, each_database_url: str, new_key: bool
+) -> None:
+    machine, owner = served_machine, {"TERRINE_DATABASE_URL": as_owner(each_database_url)}
+    machine.init().fine  # noqa: B018 - asserts
+    charge(machine, 1)
+    before = sign_all(machine)
+    lose(machine)
+    if new_key:  # whoever is told that the key is damaged makes another
+        (machine.data / "checkpoint.key").unlink()
+
+    for said in (machine.wrong()[-1][2:], (machine.init().refused,)):
+        holds(" ".join(said), before.size, "restore")
+    (finding,) = [each for each in machine.wrong() if each[0] == "signed"]
+    holds(finding[3], "restore", "restored")
+    refused = machine.run("ledger", "restored", **owner).refused
+    holds(refused, before.size, "people", "--spent")
+    assert machine.init().code != 0, "asking made nothing"
+    for wrong in ("people", "people=", "people=-1,1e-5", "people=4", "people=nan,1e-5", "=1,1e-5"):
+        holds(machine.run("ledger", "restored", "--spent", wrong, **owner).refused, wrong)
+
+    spent = ("--spent", "people=18,1e-5")
+    done = machine.run("ledger", "restored", *spent, **owner).fine
+    assert new_key or says(done, f"{before.origin}/2")
+    machine.init().fine  # noqa: B018 - asserts
+    machine.run(*REGISTER).fine  # noqa: B018 - asserts
+    population = machine.ledger.populations()[0]
+    assert population.limit.budget - population.reserved <= cap(2, 9e-5).budget
+    machine.run(*OPEN, *BUDGET).refused  # noqa: B018 - asserts
+    machine.run(*OPEN, "--epsilon", "1.9", "--delta", "1e-5").fine  # noqa: B018 - asserts
+    assert problems(machine) == []
+    with refuses(Conflict, "others", "--spent"):
+        register(machine.ledger, "other", population="others")
+    machine.run("ledger", "restored", "--spent", "others=0").fine  # noqa: B018 - asserts
+    assert register(machine.ledger, "other", population="others").population.reserved == 0
+    machine.run("ledger", "verify").fine  # noqa: B018 - asserts
+
+
+def test_nothing_grants_a_budget_before_a_loss_is_told(
+    served_machine: Machine, tmp_path: Path
+) -> None:
+    machine, (backup, restore) = served_machine, tools_of(served_machine.database_url)
+    machine.init().fine  # noqa: B018 - asserts
+    backup(machine.database_url, tmp_path / "backup")
+    charge(machine, 1)
+    sign_all(machine)
+    restore(machine.database_url, tmp_path / "backup")
+    shutil.copytree(machine.ensemble, machine.data / "ensembles" / "more")
+    for command in (
+        (*OPEN, *BUDGET),
+        ("project", "close", "study", "--yes"),
+        ("ensemble", "register", "more", *REGISTER[3:]),
+    ):
+        holds(machine.run(*command).refused, "signed")
+    machine.run("project", "pause", "study").fine  # noqa: B018 - asserts
+    holds(machine.run("project", "resume", "study").refused, "signed")
+
+
+@pytest.mark.parametrize("rule", [None, 20.0])
+def test_what_is_lost_of_a_cap_and_what_is_left_are_within_it(rule: float | None) -> None:
+    whole = cap(5, 1e-5, rule)
+    assert cap_share(whole, 0, 0) == (0, 0)
+    for epsilon, delta in ((4, 1e-6), (1, 5e-6), (0.001, 1e-9)):
+        cost, delta_cost = cap_share(whole, epsilon, delta)
+        left = cap(5 - epsilon, 1e-5 - delta, rule)
+        assert (whole.budget - cost, whole.delta_budget - delta_cost) == (
+            left.budget,
+            left.delta_budget,
+        )
+    for nothing_left in ((5, 1e-6), (6, 1e-6), (1, 1e-5), (4.9999999, 1e-6)):
+        assert cap_share(whole, *nothing_left) == (whole.budget, whole.delta_budget)

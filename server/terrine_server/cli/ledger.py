@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,19 +31,33 @@ from terrine_server.cli.console import (
     writing,
 )
 from terrine_server.errors import LedgerRestored, LogNotSigned
-from terrine_server.ledger import ChargeRecord, Ledger, ProjectRecord, check_schema, connect
+from terrine_server.ledger import (
+    ChargeRecord,
+    Ledger,
+    ProjectRecord,
+    check_schema,
+    connect,
+    upgrade,
+)
 from terrine_server.ledger import seal as seal_ledger
+from terrine_server.ledger.ensembles import DEFAULT_POPULATION
+from terrine_server.ledger.losses import LostSpend
+from terrine_server.ledger.migrating import has_tables
 from terrine_server.ledger.verifying import entry_line, verify_export
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import (
+    ask_spent,
     load_policy,
     log_state,
+    lost_entries,
     make_restored_safe,
     own_policy,
     sign_now,
+    signed_entries,
 )
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.privacy import ParameterError, build_mechanism
+from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.progress import entries_bar
 from terrine_server.settings import Settings
 
@@ -50,6 +65,8 @@ app = typer.Typer()
 DEFAULT_SHOWN = 20
 MAX_SHOWN = 1000
 """Entries at a time."""
+
+SPENT_FORM = "Write NAME=EPSILON,DELTA, such as people=4,1e-5, or NAME=0."
 
 Output = Annotated[Path | None, typer.Option(help="File to write; default: standard output.")]
 OptionalProject = Annotated[
@@ -451,6 +468,15 @@ def restored(
             "with the next number.",
         ),
     ] = None,
+    spent: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=EPSILON,DELTA",
+            help="If entries that were signed are lost: what was spent of the population NAME by "
+            "projects that are not here any more, the sums of their ε and of their δ; NAME=0 if "
+            "there were none. Its cap is smaller by that from now on. Once for each population.",
+        ),
+    ] = None,
 ) -> None:
     """Make a ledger safe that was restored from a backup: run it before anything answers again.
 
@@ -458,12 +484,26 @@ def restored(
     in projects of `neighbours` every person's account counts as spent, for good: resumed, they
     answer with noise, and they cannot be closed.
 
-    If something is gone that was signed, a new transparency log begins: the old one cannot be
-    continued, and its key and its last checkpoint are kept beside the new ones. Servers answer new
-    queries again once they are restarted.
+    If something is gone that was signed, projects stay paused for good, with their whole budgets,
+    and you are asked what projects had spent that are not here any more. A new transparency log
+    begins: the old one cannot be continued, and its key and its last checkpoint are kept beside the
+    new ones. Servers answer new queries again once they are restarted. If the database is lost and
+    there is no backup, this makes a new ledger.
     """
     settings = Settings()
-    done, new_log = make_restored_safe(open_current_ledger(), settings, origin)
+    engine = connect(settings.database, settings.database_password())
+    stated, signed = _parse_spent(spent), signed_entries(settings)
+    if signed and not has_tables(engine):
+        stated = stated or _ask_spent([])
+        if not stated:
+            fail(ask_spent(signed, []))
+        upgrade(engine, load_secret_key(settings.secret_key_path))
+    engine.dispose()
+    ledger = open_current_ledger()
+    if lost_entries(ledger, settings) is not None:
+        known = [each.name for each in ledger.populations()]
+        stated |= _ask_spent([name for name in known if name not in stated])
+    done, new_log = make_restored_safe(ledger, settings, stated, origin)
     say(f"Paused: {', '.join(done.paused)}." if done.paused else "No project was active.")
     if done.filled:
         say(f"Every account counts as spent in {', '.join(done.filled)}.")
@@ -474,6 +514,44 @@ def restored(
             "and witnesses; what the old log signed last shows them how much was lost:"
         )
         say(f"log {new_log.verifier}")
+
+
+def _parse_spent(options: Sequence[str] | None) -> dict[str, LostSpend]:
+    """Return what was spent of each population by entries that are lost."""
+    found: dict[str, LostSpend] = {}
+    for option in options or ():
+        name, _, amounts = option.partition("=")
+        if not name or name in found:
+            fail(f"--spent {option} names no population, or one twice. {SPENT_FORM}")
+        found[name] = _read_spent(option, amounts)
+    return found
+
+
+def _read_spent(given: str, amounts: str) -> LostSpend:
+    parts = amounts.split(",")
+    try:
+        epsilon, delta = float(parts[0]), float(parts[1] if len(parts) > 1 else "0")
+    except ValueError:
+        fail(f"{given} has no amount. {SPENT_FORM}")
+    if len(parts) > 2 or not 0 <= epsilon <= MAX_EPSILON or not 0 <= delta < 1:
+        fail(f"{given} is no ε and δ. {SPENT_FORM}")
+    if (epsilon == 0) != (delta == 0):
+        fail(f"{given}: whatever was spent has an ε and a δ. {SPENT_FORM}")
+    return LostSpend(epsilon, delta)
+
+
+def _ask_spent(populations: Sequence[str]) -> dict[str, LostSpend]:
+    """Ask at a terminal what was spent; elsewhere return nothing, which is refused."""
+    if not sys.stdin.isatty():
+        return {}
+    found = {}
+    for name in populations or [typer.prompt("Which population was it?", DEFAULT_POPULATION)]:
+        amounts = typer.prompt(
+            f"What was spent of {name} by projects that are not in this ledger any more? "
+            "The sums of their ε and δ, such as 4,1e-5, or 0"
+        )
+        found[name] = _read_spent(amounts, amounts)
+    return found
 
 
 @app.command()

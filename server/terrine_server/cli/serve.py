@@ -43,7 +43,11 @@ from terrine_server.ledger.migrating import (
 )
 from terrine_server.owner import backup as backups
 from terrine_server.owner.backup import Backup, Restore
-from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
+from terrine_server.owner.checkpoints import (
+    load_checkpoint_key,
+    make_checkpoint_key,
+    signed_entries,
+)
 from terrine_server.owner.operations import check_not_restoring, make_directories, open_ledger
 from terrine_server.owner.sign_in import load_secret_key, make_secret_key
 from terrine_server.serving import listening
@@ -90,6 +94,8 @@ def prepare(
 ) -> None:
     """Do what `terrine init` does, and `say` what was made or kept. What is wrong is printed."""
     check_not_restoring(settings)
+    engine = connect(settings.database, settings.database_password())
+    _check_not_lost(engine, settings)
     make_directories(settings)
     engine = connect(settings.database, settings.database_password())
     # A ledger that is there has a key, and a new one would not open it.
@@ -119,6 +125,19 @@ def prepare(
         _warn(error.detail)
         return
     say(f"The ledger is ready. Data directory: {settings.data_dir.absolute()}")
+
+
+def _check_not_lost(engine: Engine, settings: Settings) -> None:
+    """Refuse to make a ledger where one was that is lost: its budgets would be there again."""
+    signed = signed_entries(settings)
+    if signed and not has_tables(engine):
+        fail(
+            f"The database is empty, but {signed} entries of a ledger were signed here, as "
+            f"{settings.signed_checkpoint_path} says: a new ledger would spend its budgets again. "
+            "Is TERRINE_DATABASE_URL right? If the database is lost, restore a backup: `terrine "
+            "restore DIR`. If there is none, `terrine ledger restored` makes a new ledger in which "
+            "what was spent stays spent."
+        )
 
 
 def _check_ensembles(engine: Engine, settings: Settings) -> None:
@@ -398,8 +417,8 @@ def _next_steps(done: Restore) -> list[str]:
     if done.lost:
         steps.append(
             f"At least {done.lost} entries that were signed are lost: open new projects from what "
-            "the cap has left, and close none of the old ones. `terrine ledger restored` begins a "
-            "new transparency log."
+            "the cap has left; the old ones stay paused. `terrine ledger restored` begins a new "
+            "transparency log, and asks what was spent by projects that are not there any more."
         )
     else:
         steps.append(

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from terrine_protocol import Name
 from terrine_server.errors import Conflict, InvalidTerms, NotFound
-from terrine_server.ledger import log, rows
+from terrine_server.ledger import log, losses, rows
 from terrine_server.ledger.chain import Action, canonical_json
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.records import EnsembleRecord, PopulationRecord
@@ -94,7 +94,8 @@ def _declare(tx: Transaction, name: str, cap: Cap | None, others: list[str]) -> 
     tx.insert_named(populations, declared)
     log.record_row(tx, Action.POPULATION_DECLARED, name, declared)
     made = rows.select_populations().where(populations.c.name == name)
-    return rows.population_record(tx.connection.execute(made).mappings().one(), tx.seals)
+    new = rows.population_record(tx.connection.execute(made).mappings().one(), tx.seals)
+    return losses.reduce_new_cap(tx, new)
 
 
 def check_unit(

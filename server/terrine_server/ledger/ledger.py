@@ -36,6 +36,7 @@ from terrine_server.ledger import (
     charging,
     database,
     log,
+    losses,
     rows,
     transparency,
     verifying,
@@ -50,6 +51,7 @@ from terrine_server.ledger.ensembles import (
     join_population,
 )
 from terrine_server.ledger.history import Histories
+from terrine_server.ledger.losses import LostSpend
 from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.projects import (
     Maintenance,
@@ -219,7 +221,7 @@ class Ledger:
         NotFound for a population that is not there and not said to be disjoint; and Conflict when
         the name, or the same manifest under another name, is registered already, or the population
         has another cap, protects other units, is not named where there are several, or is there
-        and said to be new.
+        and said to be new; and what `check_history` raises.
         """
         check_name("an ensemble", name)
         check_sizes(units=units)
@@ -232,6 +234,7 @@ class Ledger:
         }
         same = ensembles.c.manifest_sha256 == fields["manifest_sha256"]
         query = rows.select_ensembles().where((ensembles.c.name == name) | same)
+        self.check_history()
         with self._writing(by) as tx:
             # Of two that are registered at once, the second sees the population of the first.
             log.check_head(tx.connection, tx.seals, lock=True)
@@ -351,10 +354,13 @@ class Ledger:
     ) -> ProjectRecord:
         """Pause, resume or close a project.
 
-        Closing is final and returns the unspent budget to the cap. Raises NotFound, and Conflict
-        when a closed project would be reopened.
+        Closing is final and returns the unspent budget to the cap. Raises NotFound, Conflict when a
+        closed project would be reopened, or charges of it were lost, and, unless it is paused, what
+        `check_history` raises.
         """
         status = ProjectStatus(status)
+        if status is not ProjectStatus.PAUSED:
+            self.check_history()
         with self._writing(by) as tx:
             found = self._project(tx.connection, name)
             rows.lock_population(tx.connection, found.ensemble.population.id)
@@ -363,6 +369,8 @@ class Ledger:
                 return project
             if project.status is ProjectStatus.CLOSED:
                 raise Conflict(f"The project {name} is closed for good. Open a new one.")
+            if status is not ProjectStatus.PAUSED:
+                losses.check_nothing_lost(tx.connection, name)
             closing = status is ProjectStatus.CLOSED
             if closing:
                 check_reserved(tx, project.ensemble)
@@ -400,8 +408,9 @@ class Ledger:
 
         What was paused before, or was paused, resumed or closed by itself since, stays as it is. In
         one transaction. Without a maintenance it does nothing. Raises LedgerCorrupted, also if an
-        entry of the log was altered since the maintenance began.
+        entry of the log was altered since the maintenance began, and what `check_history` raises.
         """
+        self.check_history()
         with self._writing(by) as tx:
             held = {project.name: project for project in _lock_all_projects(tx)}
             log.check_head(tx.connection, tx.seals, lock=True)  # nothing is added meanwhile
@@ -496,6 +505,23 @@ class Ledger:
             if log.load_maintenance(tx.connection):
                 end_maintenance(tx, [])  # whoever restored says of each project that it may go on
         return RestoredProjects(sorted(paused), sorted(filled))
+
+    def record_losses(
+        self, signed: int, spent: Mapping[str, LostSpend], *, of_projects: bool
+    ) -> None:
+        """Record that entries were lost, and what was spent by them, by population.
+
+        `signed`: how many had been signed. `of_projects`: whether there may be charges among them
+        of the projects that are here, which stay as they are then. In one transaction.
+        """
+        with self._writing(None) as tx:
+            rows.lock_populations(tx.connection)
+            losses.record_losses(tx, signed, spent, _lock_all_projects(tx) if of_projects else ())
+
+    def has_losses(self) -> bool:
+        """Return whether entries of this ledger were lost once."""
+        with reading(self._engine) as connection:
+            return losses.has_losses(connection)
 
     # -------------------------------------------------------------------------------------- Charges
 

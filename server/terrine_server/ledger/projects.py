@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import accounts, log, rows
+from terrine_server.ledger import accounts, log, losses, rows
 from terrine_server.ledger.chain import ACTIONS_ABOUT, Action, canonical_json, genesis
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
@@ -170,7 +170,8 @@ def reserve(tx: Transaction, ensemble: EnsembleRecord, cost: int, delta_cost: in
 
 
 def check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
-    """Raise LedgerCorrupted unless what its projects take is reserved of a locked population's cap.
+    """Raise LedgerCorrupted unless what its projects and losses take is reserved of a locked
+    population's cap.
 
     Reading them also checks that each was opened on its ensemble as it is now.
     """
@@ -178,8 +179,12 @@ def check_reserved(tx: Transaction, ensemble: EnsembleRecord) -> None:
     on_it = rows.select_projects().where(ensembles.c.population_id == population.id)
     for row in tx.connection.execute(on_it):
         rows.project_record(row, tx.seals)
-    taken = rows.sum_reserved(tx.connection, population.id)
-    if (population.reserved, population.delta_reserved) != taken:
+    taken = zip(
+        rows.sum_projects(tx.connection, population.id),
+        losses.sum_lost(tx.connection, population.name),
+        strict=True,
+    )
+    if (population.reserved, population.delta_reserved) != tuple(map(sum, taken)):
         raise LedgerCorrupted(
             f"What is reserved of the cap of the population {population.name} is not what it was."
         )

@@ -419,7 +419,13 @@ def lock_population(connection: Connection, id: int | None) -> None:
     connection.execute(locked.with_for_update(key_share=True))
 
 
-def sum_reserved(connection: Connection, population_id: int) -> tuple[Any, Any]:
+def lock_populations(connection: Connection) -> None:
+    """Lock all populations until the transaction ends."""
+    every = select(populations.c.id).order_by(populations.c.id)
+    connection.execute(every.with_for_update(key_share=True)).all()
+
+
+def sum_projects(connection: Connection, population_id: int) -> tuple[Any, Any]:
     """Return what its projects take of a population's cap, as cost and δ.
 
     The budget of each open one, the spend of each closed one, as the database adds them up.

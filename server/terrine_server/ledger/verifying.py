@@ -27,7 +27,7 @@ from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
-from terrine_server.ledger import accounts, log, rows
+from terrine_server.ledger import accounts, log, losses, rows
 from terrine_server.ledger.chain import (
     ACTIONS_ABOUT,
     CHARGE_FIELDS,
@@ -281,12 +281,20 @@ def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
     if cap is None:
         yield f"ensemble {project['ensemble__name']}: the population whose cap it has is gone"
         return
-    reserved = rows.sum_reserved(connection, cap["id"])
-    for name, recomputed in zip(("reserved", "delta_reserved"), reserved, strict=True):
-        if cap[name] != recomputed:
+    made = rows.sum_projects(connection, cap["id"])
+    try:
+        lost = losses.sum_lost(connection, cap["name"])
+    except (KeyError, TypeError, ValueError):
+        yield f"population {cap['name']}: what the log says of its losses cannot be read"
+        return
+    for name, of_projects, of_losses in zip(
+        ("reserved", "delta_reserved"), made, lost, strict=True
+    ):
+        if cap[name] != of_projects + of_losses:
+            and_lost = f", and losses {of_losses}" if of_losses else ""
             yield (
                 f"population {cap['name']}: {name} is {cap[name]}, but its projects make "
-                f"{recomputed}"
+                f"{of_projects}{and_lost}"
             )
     for name, most in [("reserved", "cap"), ("delta_reserved", "delta_cap")]:
         if cap[name] > cap[most]:

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -39,8 +39,10 @@ from terrine_protocol.transparency import (
     VerifierKey,
     parse_decimal,
 )
-from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
+from terrine_server.errors import Conflict, LedgerRestored, LogNotSigned, ServiceError
 from terrine_server.ledger import Ledger
+from terrine_server.ledger.ensembles import DEFAULT_POPULATION
+from terrine_server.ledger.losses import LostSpend
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.settings import Settings
 
@@ -139,8 +141,8 @@ class SignedHistory:
     """What was signed of a ledger's log, and whether the ledger still continues it. Thread-safe.
 
     `file`: keeps the last checkpoint outside the database, which may be set back; without it, only
-    this process knows what it signed or saw. `key`: whose signatures count; without one, the file
-    is trusted as it is. Checkpoints of another key are of another log.
+    this process knows what it signed or saw. It is trusted as it is, whichever key signed it: a new
+    key continues the same entries. `key`: whose signatures on others count; without one, all do.
     """
 
     def __init__(
@@ -157,6 +159,11 @@ class SignedHistory:
         self._failure = ""
         self.found: LedgerRestored | LogNotSigned | None = None
         """What `check` last found wrong."""
+
+    @property
+    def signed(self) -> int:
+        """How many entries are known to be signed, as it was last checked."""
+        return self._last.size if self._last else 0
 
     def check(self) -> None:
         """Raise what is wrong, found out once a second at most.
@@ -215,7 +222,7 @@ class SignedHistory:
         before, filed = self._last, None
         try:
             if self._file is not None and self._file.exists():
-                filed = self._own(read(self._file, MAX_NOTE_BYTES))
+                filed = _read_checkpoint(self._file)
         except (OSError, NoteError) as error:
             raise LogNotSigned(f"{self._file}: {error}") from None
         try:
@@ -230,7 +237,7 @@ class SignedHistory:
             known = [each for each in (self._last, *found) if each is not None]
             self._last = max(known, key=lambda each: each.size, default=None)
 
-    def _own(self, note: str | bytes) -> Checkpoint | None:
+    def _own(self, note: str) -> Checkpoint | None:
         """Return what a note says if our key signed it: with a new key, a new log begins.
 
         Raises NoteError.
@@ -241,6 +248,11 @@ class SignedHistory:
             return checkpoint
         signed = self._key in parsed.signers([self._key])
         return checkpoint if signed and checkpoint.origin == self._key.name else None
+
+
+def _read_checkpoint(file: Path) -> Checkpoint:
+    """Return what was signed last here, by whichever key. Raises NoteError, and OSError."""
+    return Checkpoint.parse(Note.parse(read(file, MAX_NOTE_BYTES)).text)
 
 
 def attach_history(ledger: Ledger, settings: Settings) -> SignedHistory:
@@ -255,23 +267,77 @@ def attach_history(ledger: Ledger, settings: Settings) -> SignedHistory:
     return history
 
 
+def signed_entries(settings: Settings) -> int:
+    """Return how many entries of a ledger were signed, as its data directory says.
+
+    Raises CheckpointError if that cannot be read.
+    """
+    file = settings.signed_checkpoint_path
+    try:
+        return _read_checkpoint(file).size if file.exists() else 0
+    except (OSError, NoteError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}. Put it back as it was.") from None
+
+
+def lost_entries(ledger: Ledger, settings: Settings) -> int | None:
+    """Return how many entries were signed if the ledger does not continue them; else None.
+
+    Raises LogNotSigned, CheckpointError, and DatabaseUnavailable.
+    """
+    history = attach_history(ledger, settings)
+    try:
+        history.check()
+    except LedgerRestored:
+        return history.signed
+    return None
+
+
+def ask_spent(signed: int, populations: Sequence[str]) -> str:
+    """Ask for what was lost of these populations; of the usual one if none is known any more."""
+    names = populations or [DEFAULT_POPULATION]
+    return (
+        f"{signed} entries were signed, and not all of them are here. If there is a newer backup, "
+        "restore that: `terrine restore DIR`. If not, say what was spent of "
+        f"{', '.join(names)} by projects that are not here any more, the sums of their ε and of "
+        f"their δ: {' '.join(f'--spent {name}=EPSILON,DELTA' for name in names)}; --spent "
+        f"{names[0]}=0 if there were none."
+    )
+
+
 def make_restored_safe(
-    ledger: Ledger, settings: Settings, origin: str | None = None
+    ledger: Ledger,
+    settings: Settings,
+    spent: Mapping[str, LostSpend],
+    origin: str | None = None,
 ) -> tuple[RestoredProjects, SignerKey | None]:
     """Make a ledger safe that was restored; see `Ledger.fill_accounts`.
 
     Return what was done to projects, and the key of the new log that begins if the ledger does not
-    continue what was signed of it; servers sign it once they are restarted. `origin`: what it is
-    called; by default as before, with the next number. Done again, it changes nothing that is open.
-    Raises ServiceError, CheckpointError, NoteError for a name that no log may have, and OSError.
+    continue what was signed of it; servers sign it once they are restarted. `spent`: what was spent
+    of each population by projects that are not here any more; see `Ledger.record_losses`. `origin`:
+    what the log is called; by default as before, with the next number. Done again, it changes
+    nothing that is open.
+
+    Raises Conflict if entries are lost and `spent` leaves out a population, or none are and it
+    names any; ServiceError; CheckpointError; NoteError for a name that no log may have; and
+    OSError.
     """
-    history = attach_history(ledger, settings)
+    signed = lost_entries(ledger, settings)
+    if signed is None and spent:
+        if not ledger.has_losses():
+            raise Conflict(
+                "Nothing is lost that was signed: the ledger continues it. Leave out --spent."
+            )
+        ledger.record_losses(0, spent, of_projects=False)
+        return RestoredProjects((), ()), None
+    if signed is None:
+        return ledger.fill_accounts(), None
+    unsaid = sorted({each.name for each in ledger.populations()} - spent.keys())
+    if unsaid or not spent:
+        raise Conflict(ask_spent(signed, unsaid))
     done = ledger.fill_accounts()
-    try:
-        history.check()
-    except LedgerRestored:
-        return done, _begin_new_log(settings, origin)
-    return done, None
+    ledger.record_losses(signed, spent, of_projects=True)
+    return done, _begin_new_log(settings, origin)
 
 
 def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
@@ -297,14 +363,14 @@ def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
     if new.name == key.name:
         raise CheckpointError(f"The log that ends is called {key.name}: name another --origin.")
     ended = f".{key.verifier.key_id.hex()}"
-    if signed.exists():
-        write_atomically(signed.with_name(signed.name + ended), read(signed, MAX_NOTE_BYTES))
     try:
         write_secret(path.with_name(path.name + ended), f"{key.secret}\n")
         scratch = path.with_name(f".{path.name}.new")
         scratch.unlink(missing_ok=True)
         write_secret(scratch, f"{new.secret}\n")
         scratch.replace(path)
+        if signed.exists():
+            signed.replace(signed.with_name(signed.name + ended))
     except OSError as error:  # such as a Secret of Kubernetes
         raise CheckpointError(
             f"Active projects are paused, but a new log must begin, and its key {path} cannot be "

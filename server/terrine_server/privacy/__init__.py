@@ -49,4 +49,4 @@ from terrine_server.privacy.mechanisms import (
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published import BoundRelease
-from terrine_server.privacy.quoting import Cap, cap, cap_order, quote
+from terrine_server.privacy.quoting import Cap, cap, cap_order, cap_share, quote

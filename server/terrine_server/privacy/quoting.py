@@ -241,6 +241,21 @@ def cap(epsilon: float, delta: float, order: float | None = None) -> Cap:
     return Cap(epsilon, delta, rule, budget, delta_budget)
 
 
+def cap_share(whole: Cap, epsilon: float, delta: float) -> tuple[int, int]:
+    """Return what (ε, δ)-DP releases take of a cap, as cost and additive δ in units.
+
+    Of what is left, anything may be made: by basic composition, it and these releases are within
+    the cap. That is all of it, if too little is left for a cap.
+    """
+    if epsilon == delta == 0:
+        return 0, 0
+    try:
+        rest = cap(whole.epsilon - epsilon, whole.delta - delta, whole.rule.order)
+    except ParameterError:
+        return whole.budget, whole.delta_budget
+    return whole.budget - rest.budget, whole.delta_budget - rest.delta_budget
+
+
 def cap_order(epsilon: float, delta: float) -> float:
     """Return the order at which a cap allows the most of costs in proportion to the order.
 
