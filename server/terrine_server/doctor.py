@@ -443,13 +443,12 @@ def _check_missing_schema(error: SchemaMismatch, engine: Engine, settings: Setti
     except CheckpointError as unreadable:
         fix = "Put the file back as it was, or restore a backup: terrine restore DIR"
         return Finding("signed", Severity.PROBLEM, str(unreadable), fix)
-    except SchemaMismatch:
-        fix = "Install the version of Terrine that migrated it"
-        return Finding("schema", Severity.PROBLEM, str(error), fix)
     if signed and not there:
         found = f"The database is empty, but {signed} entries of a ledger were signed here."
         return Finding("signed", Severity.PROBLEM, found, LOST_LEDGER_FIX)
-    return Finding("schema", Severity.PROBLEM, str(error), "terrine init")
+    newer = "newer" in error.detail
+    fix = "Install the version of Terrine that migrated it" if newer else "terrine init"
+    return Finding("schema", Severity.PROBLEM, str(error), fix)
 
 
 def check_newest_charge(now: datetime, newest: datetime | None) -> Finding:
