@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, text
 
 from terrine_models.addons import load_added
+from terrine_protocol.base import quantity
 from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
@@ -415,7 +416,8 @@ def check_log(ledger: Ledger) -> Iterator[Finding]:
             "log", Severity.PROBLEM, problem, "terrine ledger show; docs/ledger.md, Edits by hand"
         )
     if found.ok:
-        said = f"Requests, tokens, projects and ensembles are as its {found.entries} entries say."
+        entries = quantity(found.entries, "entry says", "entries say")
+        said = f"Requests, tokens, projects and ensembles are as its {entries}."
         yield Finding("log", Severity.OK, said)
 
 

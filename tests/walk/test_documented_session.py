@@ -195,7 +195,8 @@ def test_pate_over_rest_from_made_up_stays_to_the_ledger(
             assert client.label(unseen).answered.all()
         with Client(server.url, tokens["ADA"]) as client, pytest.raises(BudgetExhausted):
             client.label(unseen)
-    assert "intact" in terrine("ledger", "verify", "all").fine
+    verified = terrine("ledger", "verify", "all").fine
+    assert re.search(r"^interactive: intact, 1 charge$", verified, re.MULTILINE), verified
 
 
 def smudged(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

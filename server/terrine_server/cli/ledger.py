@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_protocol import LogState, LogVerification, Verification
+from terrine_protocol.base import quantity
 from terrine_protocol.files import read
 from terrine_protocol.names import show_name
 from terrine_protocol.transparency import MAX_NOTE_BYTES
@@ -93,7 +94,7 @@ def _write_lines(lines: Iterable[object], output: Path | None) -> None:
         for count, line in enumerate(lines):  # noqa: B007 - the first is not an entry
             file.write(json.dumps(line) + "\n")
     if output is not None:
-        say(f"Wrote {count} entries to {output}.")
+        say(f"Wrote {quantity(count, 'entry', 'entries')} to {output}.")
 
 
 @app.command()
@@ -152,7 +153,7 @@ def verify(
     if file is not None:
         with entries_bar(errors, file.name) as progress:
             found = verify_export(file, progress)
-        intact = _report(found.project, f"{found.charges} charges", found)
+        intact = _report(found.project, quantity(found.charges, "charge"), found)
     else:
         intact = _verify_ledger(project or "all")
         if logged:
@@ -178,7 +179,7 @@ def checkpoint(
         file.write(note)
     if output is not None:
         size = note.splitlines()[1]
-        say(f"Wrote a checkpoint of {size} entries to {output}.")
+        say(f"Wrote a checkpoint of {quantity(int(size), 'entry', 'entries')} to {output}.")
 
 
 @app.command()
@@ -213,7 +214,8 @@ def seal(
     for kind, subjects in sealed.adopted.items():
         for subject in subjects:
             say(f"Taken as it is: {kind} {subject}")
-    say(f"Sealed, with {sealed.projects} projects. `terrine ledger show` shows the details.")
+    projects = quantity(sealed.projects, "project")
+    say(f"Sealed, with {projects}. `terrine ledger show` shows the details.")
     if old_key is not None:
         say("Tokens were made with the old key, and are no longer valid: make new ones.")
 
@@ -228,14 +230,16 @@ def _verify_ledger(project: str) -> bool:
     for name in names:
         with entries_bar(errors, name) as progress:
             found = operations.verify_project(ledger, name, progress)
-        intact = _report(name, f"{found.charges} charges", found) and intact
+        intact = _report(name, quantity(found.charges, "charge"), found) and intact
         if found.ok:
             _note_missing_package(ledger, name)
     if not names:
         say("No project has been opened yet.")
     if project == "all":
         log = operations.verify_log(ledger)
-        intact = _report("administrative log", f"{log.entries} entries", log) and intact
+        intact = (
+            _report("administrative log", quantity(log.entries, "entry", "entries"), log) and intact
+        )
         intact = _continues_signed(ledger) and intact
     return intact
 
@@ -260,7 +264,8 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     }
     found = open_current_ledger().check_tree(policy, earlier)
     by = ", ".join(sorted(found.cosigned)) or "nobody"
-    verdict = f"transparency log: {INTACT[found.ok]}, {found.size} entries, cosigned by {by}"
+    entries = quantity(found.size, "entry", "entries")
+    verdict = f"transparency log: {INTACT[found.ok]}, {entries}, cosigned by {by}"
     say(verdict, markup=True)
     if found.waiting:
         say(f"  {found.waiting} entries are not in it yet")
@@ -297,7 +302,8 @@ def _verify_accounts(project: str, path: Path) -> bool:
     if found.same is None:
         result = f"not recomputed: {found.unknown} of {found.queries} queries are not in {path}"
     elif found.same:
-        result = f"{INTACT[True]}, as the records make them in {found.queries} queries"
+        queries = quantity(found.queries, "query", "queries")
+        result = f"{INTACT[True]}, as the records make them in {queries}"
     else:
         result = f"{INTACT[False]}, not those that the records make"
     say(f"{project}: accounts {result}", markup=True)
@@ -404,7 +410,8 @@ def _show_project(ledger: Ledger, project: str, first: int, last: int) -> None:
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
         f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})"
         f"{explain_spending(str(record.mechanism['name']))}\n"
-        f"{account.charges} charges, at least {account.affordable} more queries fit\n"
+        f"{quantity(account.charges, 'charge')}, at least "
+        f"{quantity(account.affordable, 'more query', 'more queries')} fit\n"
         f"head {record.head}\n"
         f"transparency log: {_describe_log(log)}",
         markup=True,
@@ -578,7 +585,8 @@ def _describe_log(log: LogState | None) -> str:
         return "no checkpoint yet"
     by = ", ".join(f"{name} ({when:%Y-%m-%d %H:%M:%S})" for name, when in log.cosigned.items())
     missing = f", not by {', '.join(log.missing)}" if log.missing else ""
-    return f"{log.size} entries of all projects, cosigned by {by or 'nobody'}{missing}"
+    entries = quantity(log.size, "entry", "entries")
+    return f"{entries} of all projects, cosigned by {by or 'nobody'}{missing}"
 
 
 def _outcome(entry: ChargeRecord, project: ProjectRecord) -> str:
