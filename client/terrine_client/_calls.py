@@ -146,7 +146,13 @@ def _read_failure(response: httpx.Response) -> ReplyError:
     try:
         return make_problem_error(Problem.model_validate_json(response.content), wait)
     except ValidationError:
-        if response.has_redirect_location:
+        if response.status_code == 413:
+            reason = (
+                "what stands before the service, such as a proxy, takes no request of this size. "
+                "Pass a smaller batch_size to the client (256 inputs by default), or ask its "
+                "operator to let through 16 MiB (of nginx: client_max_body_size)."
+            )
+        elif response.has_redirect_location:
             reason = f"redirected to {response.headers['location']}; pass that URL to the client."
         else:
             reason = f"{response.url} sent {response.text[:200].strip()!r}; is this Terrine's URL?"

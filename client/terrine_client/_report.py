@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from terrine_client._privacy import PrivacyStatement
-    from terrine_models.students.answers import EstimatedMetrics
+    from terrine_models.students.answers import Estimate, EstimatedMetrics
     from terrine_models.students.models import StudentModel
     from terrine_models.students.selection import Choice
     from terrine_protocol import ProjectInfo
@@ -127,22 +127,24 @@ def format_choice(choice: Choice) -> list[str]:
 
 
 def format_metrics(found: EstimatedMetrics, choice: Choice) -> str:
-    """Return metrics with their standard errors, as in `accuracy 84.0 % ± 0.5`.
+    """Return metrics, each with one standard error about it: `accuracy 84.0% (83.5 to 84.5)`.
 
     For noisy counts it is agreement with single votes. Where single voters are often wrong, a
-    student can be right far more often than that. Estimates are clipped to 0 to 1.
+    student can be right far more often than that. All ends are clipped to 0 to 1.
     """
+
+    def show(each: Estimate) -> str:
+        ends = (each.value, each.value - each.error, each.value + each.error)
+        value, low, high = (100 * min(max(end, 0.0), 1.0) for end in ends)
+        return f"{value:.1f}% ({low:.1f} to {high:.1f})"
+
     what = "agrees with single votes" if choice.noisy else "accuracy"
     shown = {
         what: found.accuracy,
         "by class" if choice.noisy else "balanced accuracy": found.balanced_accuracy,
         "AUC": found.auc,
     }
-    return ", ".join(
-        f"{name} {min(max(each.value, 0), 1):.1%} ± {100 * each.error:.1f}"
-        for name, each in shown.items()
-        if each
-    )
+    return ", ".join(f"{name} {show(each)}" for name, each in shown.items() if each)
 
 
 def find_interval(share: float, inputs: int) -> tuple[float, float]:

@@ -197,6 +197,11 @@ def normalize(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
+def column_name(name: str) -> str:
+    """The name of a column wherever it comes from: without spaces around it, in Unicode NFC."""
+    return normalize(name.strip())
+
+
 def fold(name: str) -> str:
     """Return a name without case, width, outer spaces, invisible characters, and zeros that do not
     change a whole number: 7, 7.0 and 007 are one."""

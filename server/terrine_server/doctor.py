@@ -126,16 +126,16 @@ def check_device(name: str | None) -> Finding:
 
 def check_data_directory(path: Path) -> Finding:
     """Check that the data directory exists, readable by this account and no other."""
-    if not path.is_dir():
-        found = f"There is no data directory {path.absolute()}."
+    if not os.path.isdir(path):  # `Path.is_dir` raises where a folder above may not be entered
+        found = f"There is no data directory {path.absolute()}, or this account may not enter it."
         return Finding("data directory", Severity.PROBLEM, found, "terrine init")
+    if not os.access(path, os.R_OK | os.X_OK):
+        found = f"This account may not read {path}."
+        return Finding("data directory", Severity.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
     if (path / RESTORING).exists():
         found = f"A restore into {path} was interrupted, so nothing is served."
         fix = "terrine restore DIR, with the same backup"
         return Finding("data directory", Severity.PROBLEM, found, fix)
-    if not os.access(path, os.R_OK | os.X_OK):
-        found = f"This account may not read {path}."
-        return Finding("data directory", Severity.PROBLEM, found, f"chown -R \"$(id -u)\" '{path}'")
     if path.stat().st_mode & stat.S_IRWXO:
         found = f"Every account on this machine may enter {path}, which holds private teachers."
         return Finding("data directory", Severity.PROBLEM, found, f"chmod 700 '{path}'")
@@ -148,14 +148,17 @@ def check_secret_key(path: Path) -> Finding:
         load_secret_key(path)
     except SecretKeyError as error:
         back = f"Put back {path} from its copy; only where no ledger is yet: terrine init"
-        fix = back if path.parent.is_dir() else "terrine init"
+        fix = back if os.path.isdir(path.parent) else "terrine init"
         return Finding("secret key", Severity.PROBLEM, str(error), fix)
     return check_private_file("secret key", path)
 
 
 def check_private_file(check: str, path: Path) -> Finding:
     """Check that other accounts have no rights on a secret file."""
-    mode = path.stat().st_mode
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return _unreadable(check, path, error)
     if path.resolve().is_relative_to("/run/secrets"):
         # Container engines mount secrets here, and the container has no other accounts.
         return Finding(check, Severity.OK, f"{path} is a container secret.")
@@ -166,6 +169,23 @@ def check_private_file(check: str, path: Path) -> Finding:
         found = f"The group of {path} may use it (mode {stat.S_IMODE(mode):o})."
         return Finding(check, Severity.WARNING, found, f"chmod 600 '{path}'")
     return Finding(check, Severity.OK, f"{path} is closed to other accounts.")
+
+
+def _unreadable(check: str, path: Path | str, error: OSError) -> Finding:
+    return Finding(
+        check,
+        Severity.PROBLEM,
+        f"{path} cannot be read ({error.strerror or error}).",
+        f"Give this account the right to read it, from its owner's: chown -R \"$(id -u)\" '{path}'",
+    )
+
+
+def _survive(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield findings; a path that cannot be read is one of them, and ends no other check."""
+    try:
+        yield from findings
+    except OSError as error:
+        yield _unreadable(check, error.filename or check, error)
 
 
 def check_disk(path: Path, free: int) -> Finding:
@@ -562,10 +582,13 @@ def examine() -> Iterator[Finding]:
     if settings is None:
         return
     yield check_secret_key(settings.secret_key_path)
-    if settings.checkpoint_key_path.exists():
-        yield check_private_file("checkpoint key", settings.checkpoint_key_path)
-    if settings.records_key_path.exists():
-        yield check_private_file("key of the records", settings.records_key_path)
+    others = {
+        "checkpoint key": settings.checkpoint_key_path,
+        "key of the records": settings.records_key_path,
+    }
+    for secret, private in others.items():
+        if os.path.lexists(private):
+            yield check_private_file(secret, private)
     try:
         password = settings.database_password()
     except OSError as error:
@@ -581,7 +604,7 @@ def examine() -> Iterator[Finding]:
         yield check_private_file("password", settings.database_password_file)
     yield from _examine_database(settings, password)
     for check in load_added("checks"):
-        yield from check(settings)
+        yield from _survive(check.__name__, check(settings))
 
 
 def _examine_settings() -> Generator[Finding, None, Settings | None]:
@@ -613,10 +636,11 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
         except SecretKeyError:
             return  # `check_secret_key` has reported it
         ledger.check_sealed()
-        yield from check_ensembles(ledger, settings)
+        yield from _survive("ensembles", check_ensembles(ledger, settings))
         yield from check_balances(ledger)
         yield from check_log(ledger)
-        yield check_signed_checkpoint(ledger, settings)
+        signed = (check_signed_checkpoint(each, settings) for each in (ledger,))
+        yield from _survive("checkpoint", signed)
     except SchemaMismatch as error:
         yield _check_missing_schema(error, engine, settings)
     except NotSealed as error:

@@ -534,6 +534,63 @@ def test_csv_that_does_not_fit_is_refused_by_line(
         decode_rows("text/csv", body)
 
 
+def test_a_long_text_is_read_in_csv_as_in_json() -> None:
+    """Beyond what Python's `csv` reads by default; what is not needed may be as long as a body."""
+    note = "fever " * 30_000
+    schema = TableSchema(columns=(Column(name="note", role="text"), *SCHEMA.columns[3:]))
+    facts = expecting(*encoded_input(schema).shape).model_copy(update={"encoding": schema})
+    sent = {
+        JSON: json.dumps({"rows": [{"note": note}]}),
+        "text/csv": f"note\n{note}\n",
+        "text/csv; charset=UTF8": f" note ,x,x\n{note},{note},\n",
+    }
+    found = [
+        decode_body(kind, body.encode(), facts, BodyLimits(LIMIT, 100)).inputs
+        for kind, body in sent.items()
+    ]
+    assert found[0].any()
+    assert (found[1] == found[0]).all()
+    assert (found[2] == found[0]).all()
+    marked = b"\xef\xbb\xbf" + sent[JSON].encode()
+    assert (decode_body(JSON, marked, facts, BodyLimits(LIMIT, 100)).inputs == found[0]).all()
+
+
+@pytest.mark.parametrize("kind", ["text/csv", JSON])
+@pytest.mark.parametrize("charset", ["utf-16", '"latin-1"', "windows-1252", "x"])
+def test_a_charset_that_is_not_read_is_refused(kind: str, charset: str) -> None:
+    with refuses(UnsupportedMediaType, charset.strip('"'), "UTF-8"):
+        decode_rows(f"{kind}; charset={charset}", f"{CSV_HEADER}\n41,yes,1\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [
+        (f'{{"rows": [{ROW},]}}'.replace("yes", "NaN"), ("comma", 54)),
+        (f'{{"rows": [{ROW[:-1]},}}], "Infinity": 1}}', ("comma", 53)),
+        (f"[{ROW}]", ("object", '{"rows":')),
+        (ROW, ("age", '{"rows":')),
+        (f'{{"rows": [{ROW}]}}'.encode("utf-16"), ("UTF-16", "UTF-8")),
+        (f'{{"rows": [{ROW}]}}'.encode("utf-16-be"), ("byte",)),
+        ("{'rows': NaN}", ("keys", 1)),
+        ('{"rows": [', ("truncated",)),
+    ],
+    ids=range(8),
+)
+def test_json_is_refused_for_what_is_wrong_with_it(
+    body: str | bytes, held: tuple[object, ...]
+) -> None:
+    with pytest.raises(RequestValidationError) as refused:
+        decode_rows(JSON, body)
+    (problem,) = refused.value.errors()
+    holds(problem["msg"], *held)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "Infinity", "nan", "-inf"])
+def test_a_number_that_json_does_not_have_is_named_by_its_place(value: str) -> None:
+    with refuses(InvalidQuery, "finite", 18, "null"):
+        decode_rows(JSON, f'{{"rows": [{{"age": {value}}}], "note": 1}}')
+
+
 def test_rows_of_which_much_is_clipped_are_refused_unless_that_is_accepted() -> None:
     for kind, body in (
         (JSON, '{"rows": [{"age": 410, "café": "yes", "smokes": true}]}'),

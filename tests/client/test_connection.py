@@ -165,6 +165,14 @@ def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None
     assert [seen.path for seen in faulty.seen] == ["/budget"]
 
 
+def test_a_proxy_that_takes_no_large_request_is_told_from_another_url(faulty: FaultyServer) -> None:
+    page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
+    faulty.faults.append(replies(413, page))
+    held = (413, "batch_size", "client_max_body_size")
+    with Client(faulty.url, TOKEN) as client, refuses(UnexpectedReply, *held):
+        client.label([[1.0, 2.0]])
+
+
 def test_a_path_prefix_is_kept(faulty: FaultyServer) -> None:
     with Client(f"{faulty.url}/terrine/", TOKEN) as client:
         client.budget()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.tables import Column, TableSchema, columns
-from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
 PARTS = ["days", "year", "month", "weekday"]
@@ -167,10 +169,86 @@ def test_broken_and_unfit_files_are_refused_with_their_names(tmp_path: Path) -> 
     for wrong in (content[:-20], content[:4] + b"\xff" * 2000 + content[-300:], b"PAR1PAR1"):
         with refuses(DataError, "a.parquet"):
             encode_table(written(path, wrong), SCHEMA)
-    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    pa.parquet.write_table(twice, path)
-    with refuses(DataError, "two", "'x'"):
-        check_table(path)
+
+
+ONE = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "age", "role": "numeric", "low": 0, "high": 100},
+            {"name": "y", "role": "label", "values": ["a", "b"]},
+        ]
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "held"),
+    [
+        (["age", "x", "x"], None),
+        ([" age", "x", " x "], None),
+        (["x", "a\u030age", "age "], None),
+        (["age", "age", "x"], ("two", "'age'")),
+        (["age", " age", "x"], ("two", "'age'")),
+    ],
+)
+def test_a_column_is_found_by_one_rule_through_every_door(
+    tmp_path: Path, names: list[str], held: tuple[str, ...] | None
+) -> None:
+    """Spaces around a name do not count, and who needs no column of a name may have two."""
+    table = pa.Table.from_arrays([pa.array(["41", "41"])] * 3, names=names)
+    pandas = pd.DataFrame([["41"] * 3] * 2, columns=names)
+    csv, parquet = tmp_path / "a.csv", tmp_path / "a.parquet"
+    pandas.to_csv(csv, index=False)
+    pa.parquet.write_table(table, parquet)
+    doors: dict[str, Callable[[], np.ndarray]] = {
+        "csv": lambda: encode_table(csv, ONE),
+        "parquet": lambda: encode_table(parquet, ONE),
+        "pandas": lambda: encode_frame(pandas, ONE),
+        "arrow": lambda: encode_frame(table, ONE),
+    }
+    if len(set(names)) == 3:  # else no dictionary has them
+        doors["rows"] = lambda: encode_rows([dict.fromkeys(names, "41")] * 2, ONE)
+        doors["columns"] = lambda: encode_frame({name: ["41", "41"] for name in names}, ONE)
+    for door, encode in doors.items():
+        if held is None:
+            assert encode().tolist() == [[np.float32(0.41)]] * 2, door
+            continue
+        with refuses(DataError, *held):
+            encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"),
+    [
+        ("05/06/2020", 0),
+        ("05/06/2020 23:59", 23),
+        ("2020-06-05T07:08:09.123Z", 7),
+        ("2020-06-05 07:08:09+02:00", 7),
+        ("2020-06-05 07:08:60 CEST", 7),
+        ("2020-06-05T07:08+02:00[Europe/Berlin]", 7),
+        ("20200605T19:00", 19),
+        ("5.6.2020 12:30 AM", 0),
+        ("5.6.2020 7pm", None),
+        ("5.6.2020 7:00pm", 19),
+        ("5.6.2020 13:00 PM", None),
+        ("5.6.2020 0:30 am", None),
+        ("05/06/2020 xx", None),
+        ("05/06/2020 ", None),
+        ("05/06/2020 10:00 and so on", None),
+        ("2020-06-05T", None),
+        ("2020-06-05 25:00", None),
+        ("2020-06-05 24:00", None),
+        ("2020-06-05 10:60", None),
+        ("2020-06-05 10:00:61", None),
+        ("2020-06-05\n10:00", None),
+        ("\u0662\u0660\u0662\u0660-06-05", None),
+        ("2020-06-05 1\u0660:00", None),
+        ("2020-13-05", None),
+    ],
+)
+def test_dates_are_read_as_strictly_as_numbers(text: str, hour: int | None) -> None:
+    expected = None if hour is None else datetime(2020, 6, 5, hour)
+    assert columns.read_date(text, "day-month-year") == expected
 
 
 # ------------------------------------------------------------------------------------ encodings

@@ -127,6 +127,23 @@ def test_files_that_other_accounts_may_use_are_found(
     assert machine.wrong() == []
 
 
+def test_a_path_that_cannot_be_read_ends_no_other_check(served_machine: Machine) -> None:
+    """Links in a circle, which no account can follow, not even the one that tests run as."""
+    checked = {finding["check"] for finding in served_machine.doctor()["findings"]}
+    circles = {
+        "checkpoint key": served_machine.data / "checkpoint.key",
+        "key of the records": served_machine.data / "records.key",
+    }
+    for path in circles.values():
+        path.unlink(missing_ok=True)
+        path.symlink_to(path.name)
+    found = {finding["check"]: finding for finding in served_machine.doctor()["findings"]}
+    assert set(found) >= {*checked, *circles}
+    for check, path in circles.items():
+        assert found[check]["state"] == "problem"
+        holds(found[check]["found"], path.name)
+
+
 def test_a_secret_key_that_is_too_short_is_found_and_not_printed(machine: Machine) -> None:
     machine.run("init")
     key = machine.data / "secret.key"

@@ -70,6 +70,11 @@ def test_a_table_is_predicted_by_the_schema_that_the_student_holds(
     written = rows_of(out)
     assert [row["label"].lstrip("'") for row in written] == said.names.tolist()
     assert all(row["label"] in ("no", "'=yes") for row in written)  # no cell is a formula
+    command = ("student", "predict", tmp_path / "new.csv", *options[:2])
+    text = out.read_bytes().decode()
+    for printed in (terrine(*command), terrine(*command, "--out", "-")):
+        assert printed.out.replace("\r\n", "\n") == text.replace("\r\n", "\n")
+    assert not Path("-").exists()
     yes = [float(row["probability_=yes"]) for row in written]
     np.testing.assert_allclose(yes, said.probabilities[:, 1], rtol=1e-5)
     assert ((said.probabilities[:, 1] >= 0.3) == (said.names == "=yes")).all()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from terrine_protocol.base import ShortRepr, absent, normalize
+from terrine_protocol.base import ShortRepr, absent, column_name, normalize
 from terrine_protocol.errors import TerrineError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -144,7 +144,7 @@ class Column(Record):
 
     @model_validator(mode="after")
     def _names_are_normalized(self) -> Self:
-        object.__setattr__(self, "name", normalize(self.name))
+        object.__setattr__(self, "name", column_name(self.name))
         values = self.values
         if values is None and self.edges is not None:
             values = range_names(self.edges)

@@ -11,7 +11,6 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,10 +63,12 @@ _WHOLE = re.compile(r"[+-]?\d+(\.0+)?", re.ASCII)
 
 _DATE = re.compile(
     r"(\d{4}|\d{1,2})([-./])(\d{1,2})\2(\d{4}|\d{1,2})"
-    r"(?:[T ](?:(\d{1,2}):\d{2}(?::\d{2})?(?:[.,]\d+)?(?: ?([aApP])[mM])?)?.*)?",
-    re.DOTALL,
+    r"(?:[T ](\d{1,2}):[0-5]\d(?::(?:[0-5]\d|60)(?:[.,]\d+)?)?(?: ?([aApP])[mM])?"
+    r"(?: ?(?:Z|[A-Z]{3,4}|[+-]\d\d(?::?\d\d)?)(?:\[[\w/+-]+\])?)?)?",
+    re.ASCII,
 )
-_EIGHT_DIGITS = re.compile(r"\d{8}(?:[T ].*)?", re.DOTALL)
+"""A date, and what may follow: a time of day, and its zone, which is not read."""
+_EIGHT_DIGITS = re.compile(r"\d{8}(?:[T ].*)?", re.ASCII)
 _PLACES: dict[DateOrder, tuple[int, int, int]] = {
     "year-month-day": (0, 1, 2),
     "day-month-year": (2, 1, 0),
@@ -335,7 +336,7 @@ def _plain(value: object) -> object:
 
 
 def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
-    """Raise DataError unless all columns that are needed are there, and no name is there twice."""
+    """Raise DataError unless all columns that are needed are there, each once."""
     present = set(names)
     absent = [name for name in needed if name not in present]
     if absent:
@@ -348,8 +349,8 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
             f"{what} has no column {list_names(absent)}; "
             f"it has {list_names(list(map(str, names)))}.{more}"
         )
-    if len(present) != len(names):
-        twice = next(name for name, times in Counter(names).items() if times > 1)
+    twice = next((name for name in needed if names.count(name) > 1), None)
+    if twice is not None:
         raise DataError(
             f"{what} has two columns named {twice!r}, apart from spaces around a name and the form "
             "of its letters in Unicode. Give one of them another name in all files."
@@ -373,7 +374,8 @@ def parse_number(text: str, *, decimal_comma: bool = False, thousands: bool = Fa
 
 
 def read_date(text: str, order: DateOrder) -> datetime | None:
-    """Read a date, and its hour if a time of day follows; None if it is not one in this order.
+    """Read a date, and its hour if a time of day follows; None if it is not one in this order, as
+    what has other digits than 0 to 9, the hour 25, or another text after it.
 
     What begins with a year of four digits is year-month-day in any order.
     """
@@ -391,8 +393,8 @@ def read_date(text: str, order: DateOrder) -> datetime | None:
         return None
     hour, half = int(found[5] or 0), (found[6] or "").lower()
     if half:
-        hour = hour % 12 + (12 if half == "p" else 0)
-    return moment.replace(hour=hour) if moment and hour < 24 else moment
+        hour = hour % 12 + (12 if half == "p" else 0) if 1 <= hour <= 12 else 24
+    return moment.replace(hour=hour) if moment and hour < 24 else None
 
 
 def date_orders(texts: Iterable[str]) -> list[DateOrder]:

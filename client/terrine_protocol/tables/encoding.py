@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.base import normalize
+from terrine_protocol.base import column_name
 from terrine_protocol.names import show_name
 from terrine_protocol.tables import DataError, TableSchema
 from terrine_protocol.tables.columns import (
@@ -86,7 +86,7 @@ def encode_frame(
 
 
 def _normal(name: Any) -> Any:
-    return normalize(name) if isinstance(name, str) else name
+    return column_name(name) if isinstance(name, str) else name
 
 
 def encode_rows(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
-from terrine_protocol.base import list_names, normalize, quantity, quote_text
+from terrine_protocol.base import column_name, list_names, quantity, quote_text
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.tables import Column, DataError, TableSchema
 from terrine_protocol.tables.arrow import code_array, read_typed
@@ -518,8 +518,7 @@ class ArrowFile(TableFile):
             stream = self._kind == "Arrow stream"
             self._file = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
             schema = self._file.schema
-        self.first = list(map(normalize, schema.names))
-        check_names(self.first, [], str(path))
+        self.first = list(map(column_name, schema.names))
         self._stored = dict(zip(self.first, schema.names, strict=True))
         self.types = dict(zip(self.first, schema.types, strict=True))
         """Of its columns, as pyarrow names them."""
@@ -544,7 +543,7 @@ class ArrowFile(TableFile):
             total = file.num_record_batches
             batches = (file.get_batch(i).select(columns) for i in range(total))
         for batch in batches:
-            named = list(map(normalize, batch.schema.names))
+            named = list(map(column_name, batch.schema.names))
             batch = pa.RecordBatch.from_arrays(batch.columns, names=named)
             done += 1 if self._kind == "Arrow" else batch.num_rows
             progress(done, total or done)
@@ -590,7 +589,7 @@ class ArrowFolder(TableFile):
             with _broken(place), open_regular_file(place) as file:
                 part = ArrowFile(place, file, digest)
             lines.append(f"{part.sha256}  {place.relative_to(path)}\n")
-            folders = {normalize(name): pa.scalar(value).type for name, value in keys.items()}
+            folders = {column_name(name): pa.scalar(value).type for name, value in keys.items()}
             known.append({*part.types, *folders})
             self.types = {**folders, **part.types, **self.types}
         for (place, _), names in zip(self._parts, known, strict=True):
@@ -607,7 +606,7 @@ class ArrowFolder(TableFile):
         self._starts, rows = [], 0
         for done, (place, keys) in enumerate(self._parts, 1):
             self._starts.append(rows)
-            folders = {normalize(name): value for name, value in keys.items()}
+            folders = {column_name(name): value for name, value in keys.items()}
             with _broken(place), open_regular_file(place) as file:
                 part = ArrowFile(place, file, digest=False)
                 own = [name for name in names if name in part.types]
@@ -698,7 +697,7 @@ def _json_row(line: bytes, where: str) -> dict[str, str | None]:
     """The columns of an object of JSON as text. Raises DataError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [normalize(name.strip()) for name, _ in pairs]
+        names = [column_name(name) for name, _ in pairs]
         if len(set(names)) != len(names):
             raise DataError(f"{where}: a column is given twice.")
         return dict(zip(names, (value for _, value in pairs), strict=True))
@@ -931,10 +930,7 @@ class CsvFile(TableFile):
                     if hint or _is_nothing(fields, self.delimiter):
                         continue
                     may_repeat = found >= 0 and self._after_header and len(fields) > 1
-                    if (
-                        may_repeat
-                        and [normalize(each.strip()) for each in fields] == self._header_fields
-                    ):
+                    if may_repeat and [column_name(each) for each in fields] == self._header_fields:
                         continue
                     if found >= 0 and len(fields) != len(self._names):
                         raise DataError(
@@ -1094,7 +1090,7 @@ def _sniff_delimiter(
         try:
             for fields in reader:
                 if not _is_nothing(fields, delimiter):
-                    rows.append((reader.line_num, [normalize(field.strip()) for field in fields]))
+                    rows.append((reader.line_num, [column_name(field) for field in fields]))
                 if len(rows) > SAMPLE_RECORDS:
                     break
         except csv.Error as error:  # counts as an empty record, and is the last

@@ -977,7 +977,7 @@ def _count_values(
         if columns is None:
             file.check_header()
         names = file.first if columns is None else columns
-        check_names(names, [], str(path))
+        check_names(names, names, str(path))
         table = [
             ColumnStats(path, name, file.delimiter or ",", max_counted_values(len(names)))
             for name in names

@@ -26,7 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 
 from terrine_protocol import EnsembleFacts, TableSchema
-from terrine_protocol.base import normalize, quantity
+from terrine_protocol.base import column_name, quantity
 from terrine_protocol.tables import DataError
 from terrine_protocol.tables.columns import check_names, encoded_width
 from terrine_protocol.tables.encoding import columns_of, encode_columns
@@ -56,6 +56,17 @@ JSON = "application/json"
 CSV = "text/csv"
 CONTENT_TYPES = (JSON, "application/x-npy", "application/x-npz")
 """Of any project; those of tables also take CSV."""
+
+CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\";\s]*)", re.IGNORECASE)
+UTF_8 = {"utf-8", "utf8", "us-ascii", "ascii"}
+"""Names of the encoding of JSON and CSV, in small letters; ASCII is a part of it."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+FAULTY_BYTE = re.compile(r"\(byte (\d+)\)")
+"""Where an error of msgspec says that the syntax is wrong."""
+NOT_FINITE = re.compile(rb"-?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+"""What languages write into JSON for numbers that it does not have."""
+csv.field_size_limit(max(csv.field_size_limit(), MAX_TEXT_BYTES))  # a body's own limit holds
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -140,6 +151,7 @@ def decode(
     `InvalidQuery` (not the arrays that the ensemble takes) or `PayloadTooLarge`.
     """
     check_length(content_type, len(body), expected, limits)
+    _check_charset(content_type)
     schema, named = expected.encoding, None
     if schema is not None:
         named = NamedRows(schema, limits, accept_clipped)
@@ -177,6 +189,25 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+def _find_not_finite(body: bytes, error: str) -> int | None:
+    """Return where a number that JSON does not have made its syntax wrong; None if that is right.
+
+    Of `-Infinity` and `nan`, msgspec names the second character: n could begin null.
+    """
+    named = FAULTY_BYTE.search(error)
+    places = () if named is None else (int(named[1]) - 1, int(named[1]))
+    return next((place for place in places if NOT_FINITE.match(body, place)), None)
+
+
+def _check_charset(content_type: str) -> None:
+    named = CHARSET.search(content_type)
+    if named is not None and named[1].lower() not in UTF_8:
+        raise UnsupportedMediaType(
+            f"The charset is {named[1]!r}; JSON and CSV are read as UTF-8. Send the text in UTF-8, "
+            "with this charset or without one."
+        )
+
+
 def decode_json(
     body: bytes, expected: EnsembleFacts, limits: BodyLimits, named: NamedRows | None
 ) -> DecodedQueries:
@@ -189,17 +220,23 @@ def decode_json(
         f"Inputs are numbers of shape [{', '.join(map(str, ['B', *shape]))}], "
         f"probabilities of shape [B, {len(expected.classes)}].{_describe_named_rows(expected)}"
     )
+    if body.startswith(UTF_16_MARKS):
+        raise _malformed("JSON is malformed: it is UTF-16; expected UTF-8")
+    body = body.removeprefix(BYTE_ORDER_MARK)
     try:
         sent = REQUEST_DECODER.decode(body)
     except UnicodeDecodeError:
         raise _malformed("JSON is malformed: not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        if b"NaN" in body or b"Infinity" in body:  # which Python's json writes
+        found = "Lists are nested too deep" if isinstance(error, RecursionError) else str(error)
+        if (place := _find_not_finite(body, found)) is not None:
             instead = "" if named is None else " What is missing in a row by name is null."
             raise InvalidQuery(
-                f"Inputs must be finite; NaN or infinity was found.{instead}"
+                f"Inputs must be finite; NaN or infinity was found at byte {place}.{instead}"
             ) from None
-        found = "Lists are nested too deep" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, msgspec.ValidationError) and "`$." not in found:
+            envelope = '{"inputs": [[…], …]}' if named is None else '{"rows": [{"column": …}, …]}'
+            raise _malformed(f"{found}. Expected an object such as {envelope}") from None
         if isinstance(error, msgspec.DecodeError) and "`$." not in found:
             raise _malformed(found) from None
         raise InvalidQuery(f"{found}. {arrays}") from None
@@ -454,7 +491,7 @@ class NamedRows:
         try:
             header = next(reader, [])
             _check_lengths("the header", header)
-            names = [normalize(name.strip()) for name in header]
+            names = list(map(column_name, header))
             check_names(names, features, "The header")
             place_of = {name: place for place, name in enumerate(names)}
             places = [place_of[name] for name in features]

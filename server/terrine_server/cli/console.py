@@ -132,6 +132,11 @@ class Command(typer.core.TyperCommand):
         return super().invoke(ctx)
 
 
+def name_output(output: Path | None) -> Path | None:
+    """Return the file that an option names; None for standard output, as `-` does: a callback."""
+    return None if str(output) == "-" else output
+
+
 @contextmanager
 def writing(output: Path | None) -> Iterator[TextIO]:
     """Open standard output, or a file as `terrine_protocol.files.replacing` does. It is UTF-8."""

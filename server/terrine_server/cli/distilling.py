@@ -18,7 +18,15 @@ from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import is_table
 from terrine_protocol.base import quantity
-from terrine_server.cli.console import console, explain_spending, fail, say, tabulate, writing
+from terrine_server.cli.console import (
+    console,
+    explain_spending,
+    fail,
+    name_output,
+    say,
+    tabulate,
+    writing,
+)
 from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
 from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
 from terrine_server.sheets import CsvWriter
@@ -139,7 +147,12 @@ def predict(
         "student"
     ),
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The .csv file to write.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The .csv file to write; default, as -: standard output.",
+            callback=name_output,
+        ),
     ] = None,
     accept_empty: Annotated[
         bool,

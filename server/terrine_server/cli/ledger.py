@@ -25,6 +25,7 @@ from terrine_server.cli.console import (
     errors,
     explain_spending,
     fail,
+    name_output,
     output,
     print_json,
     say,
@@ -69,7 +70,10 @@ MAX_SHOWN = 1000
 
 SPENT_FORM = "Write NAME=EPSILON,DELTA, such as people=4,1e-5, or NAME=0."
 
-Output = Annotated[Path | None, typer.Option(help="File to write; default: standard output.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="File to write; default, as -: standard output.", callback=name_output),
+]
 OptionalProject = Annotated[
     str | None, typer.Argument(help="A project. Default: the log of the owner's acts.")
 ]
