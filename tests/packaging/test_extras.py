@@ -101,6 +101,30 @@ def export(tmp_path: Path) -> Path:
     return written
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from terrine_models.students.models import Student",
+        "from pathlib import Path; from terrine_client.distill import distill; "
+        "distill(None, [], Path('student'))",
+        "from terrine_client.estimator import buy; buy(None, [])",
+    ],
+)
+def test_a_student_without_its_extra_is_told_which(program: str) -> None:
+    hide = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name in ("safetensors", "scipy") else found(name, package)
+)
+"""
+    done = run_program(sys.executable, "-c", f"{hide}\n{program}")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    holds(last, "safetensors", "scipy", "student")
+    assert "pip install '.[student]'" in last
+
+
 def test_an_auditor_installs_no_pytorch_and_no_web_framework() -> None:
     heavy = {"torch", "fastapi", "starlette", "uvicorn", "scikit-learn", "matplotlib"}
     assert not brought("auditor") & heavy
