@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 from support.wording import refuses
 from terrine_models.data.arrays import (
+    MAX_CLASSES,
     DataError,
     Dataset,
     InputSpec,
     load_idx,
     load_inputs,
     load_npz,
+    read_arrays,
     read_idx,
 )
 
@@ -95,6 +98,26 @@ def test_labels_that_do_not_match_are_refused(tmp_path: Path) -> None:
     (folder / "train-labels-idx1-ubyte").unlink()
     with refuses(DataError, "train-labels"):
         load_idx(folder)
+
+
+def test_an_archive_that_promises_too_much_is_refused_in_words(tmp_path: Path) -> None:
+    x, y = np.zeros((6, 2), np.uint8), np.arange(6) % 2
+    many = np.arange(MAX_CLASSES + 1).astype(str)
+    for name, classes in (("own", None), ("given", ("0", "1"))):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y, classes=many)
+        with refuses(DataError, f"{MAX_CLASSES + 1:,}", f"{MAX_CLASSES:,}"):
+            load_npz(tmp_path / f"{name}.npz", classes=classes)
+    header = np.lib.format.header_data_from_array_1_0(x) | {"shape": (2**43, 2)}
+    with (
+        zipfile.ZipFile(tmp_path / "large.npz", "w") as archive,
+        archive.open("x.npy", "w") as file,
+    ):
+        np.lib.format.write_array_header_1_0(file, header)
+    with (tmp_path / "large.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    for path in (tmp_path / "large.npz", tmp_path / "large.npy"):
+        with refuses(DataError, path.name):
+            read_arrays(path)
 
 
 def test_npz_contains_its_public_declarations(tmp_path: Path) -> None:

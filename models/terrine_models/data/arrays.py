@@ -83,6 +83,8 @@ def remark_on_people(names: Sequence[str], what: str) -> str | None:
 
 
 DIGITS = tuple(str(digit) for digit in range(10))
+MAX_CLASSES = 10_000
+"""Of an ensemble."""
 MAX_CLASS_CHARACTERS = 200
 """Characters in the name of a class."""
 MAX_RANGE = float(np.finfo(np.float32).max)
@@ -346,6 +348,11 @@ def read_arrays(path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generi
             if isinstance(found, np.lib.npyio.NpzFile):
                 return {key: found[key] for key in found.files}
             return np.asarray(found)
+    except MemoryError as error:
+        raise DataError(
+            f"{path} promises more than the memory of this machine holds: {error}. If that is not "
+            "what was saved, the file is damaged: write it again."
+        ) from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(getattr(error, "strerror", None) or error)
         if "pickle" in reason:
@@ -423,6 +430,7 @@ def _class_labels(
     own = _archived_classes(arrays)
     if own is None or arrays["classes"].dtype.kind in "iu":
         return _named_numbers(path, y, classes)
+    check_classes(own, str(path))
     odd = np.flatnonzero((y < 0) | (y >= len(own)))
     if len(odd):
         raise DataError(
@@ -499,6 +507,11 @@ def check_classes(classes: Sequence[str], what: str) -> None:
     """Each answer names its class, so names are told apart and short."""
     if len(classes) < 2:
         raise DataError(f"{what}: at least two classes are needed.")
+    if len(classes) > MAX_CLASSES:
+        raise DataError(
+            f"{what}: {len(classes):,} classes; expected at most {MAX_CLASSES:,}. Is the array of "
+            "classes that of each record? Merge those that are rare."
+        )
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if list(classes).count(name) > 1)
         raise DataError(f"{what}: two classes are named {twice!r}; each needs another name.")

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.data.arrays import MAX_CLASSES, Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
@@ -224,7 +224,7 @@ class EnsemblePlan(Record):
     input: InputSpec
     encoding: TableSchema | None = None
     image: Annotated[ImageFormat | None, Field(exclude_if=absent)] = None
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=MAX_CLASSES)]
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
