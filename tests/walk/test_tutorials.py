@@ -38,6 +38,25 @@ NOT_RUN = {
     "terrine init --service-role": "the same",
 }
 """How a line of a shell block begins, and why it is not run."""
+PRINTED = {
+    "`patient_id` was recognised": r"patient_id +│ group",
+    "It says how many stays a teacher sees": r"your eyes only: .* the median 20",
+    "The plan says what ε = 2 buys": r"ε = 2, .* buys[\s\S]*each of 2,000 rows",
+    "prints the command that opens the project": r"open .*noisy_votes:sigma=127 --epsilon 2",
+    "Each is shown once": r"^terrine_\S+[\s\S]*^terrine_\S+",
+    "names the entry; exit code 1": r"\bentry 10\b",
+}
+"""What the pages of hospital and auditor say that is printed, and what is."""
+NOT_PRINTED = (
+    "Column names, ranges and categories",
+    "says what an ε means",
+    "shows it",
+    "say the tenth",
+    "can show that",
+    "if the log says that",
+)
+"""Parts of sentences with the same verbs about something else."""
+SAYING = re.compile(r"\b(says?|prints?|printed|warns?|names? the|shows?|shown|recognised)\b")
 FIGURES = re.compile(r" *\d[\d.,]*")
 
 
@@ -122,7 +141,6 @@ def test_an_auditor_checks_what_the_hospital_sold(
     hospital, auditor = ((TUTORIALS / f"{name}.md").read_text() for name in ("hospital", "auditor"))
     opened, weekly = hospital.split("## Once a week")
     said = follow(opened, machine.run)
-    assert "noisy_votes:sigma=127 --epsilon 2" in said, "the plan prints what the page opens"
     student, reader = tokens(said)
     (key,) = re.findall(r"^log \S+", said, re.MULTILINE)
     Path("policy").write_text(f"{key}\nquorum none\n")
@@ -134,7 +152,19 @@ def test_an_auditor_checks_what_the_hospital_sold(
         follow(weekly, machine.run)
         monkeypatch.setenv("TERRINE_URL", server.url)
         monkeypatch.setenv("TERRINE_TOKEN", reader)
-        follow(auditor, machine.run)
+        said += follow(auditor, machine.run)
+    prose = " ".join(BLOCK.sub("", f"{hospital}\n{auditor}").split()) + hospital + auditor
+    for words, printed in PRINTED.items():
+        assert words in prose, "say no more than the pages do"
+        assert re.search(printed, said, re.MULTILINE), f"{words}: {said}"
+
+
+def test_what_tutorials_say_is_printed_is_looked_for() -> None:
+    for name in ("hospital", "auditor"):
+        prose = " ".join(BLOCK.sub("", (TUTORIALS / f"{name}.md").read_text()).split())
+        for sentence in re.split(r"(?<=[.:?]) ", prose):
+            known = any(words in sentence for words in (*PRINTED, *NOT_PRINTED))
+            assert known or not SAYING.search(sentence), f"nothing checks: {sentence}"
 
 
 def follow(page: str, terrine: Terrine) -> str:
@@ -154,10 +184,14 @@ def follow(page: str, terrine: Terrine) -> str:
             if line.startswith("terrine "):
                 done = terrine(*shlex.split(line)[1:])
                 assert done.code == code, (line, done)
-                said += done.out
+                said += f"{done.err}{done.out}"
             else:
                 command = re.sub(r"^python3? ", f"{sys.executable} ", line)
-                assert subprocess.run(command, shell=True, check=False).returncode == code, line
+                ran = subprocess.run(
+                    command, shell=True, check=False, capture_output=True, text=True
+                )
+                assert ran.returncode == code, (line, ran)
+                said += ran.stdout
     return said
 
 
