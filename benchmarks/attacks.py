@@ -40,10 +40,18 @@ ATTACK_SECONDS = 120
 """Seconds after which an attacker ends by itself."""
 SENDING_CONNECTIONS = 16
 """Of an attacker who sends requests."""
+ADDRESSES = 3
+"""Of an attacker who sends requests: one has a quarter of all places without a token."""
 HELD_CONNECTIONS = 300
 """Of one who does not finish them."""
 WARM_UP_SECONDS = 1.5
 PAUSE_SECONDS = 0.01
+METRICS_LOOPS = 16
+AUDITORS = 8
+VERIFIED_CHARGES = 4096
+"""Entries of the project that they verify."""
+PATIENT_STRANGERS = 63
+"""Strangers who begin to sign in through an issuer that does not reply."""
 STRANGERS = {
     "the log": ("/checkpoint", "/tile/0/000.p/1", "/tile/entries/000.p/5", "/tile/0/000.p/7"),
     "tiles that are not there": ("/tile/0/001.p/1", "/tile/entries/999", "/tile/1/000.p/3"),
@@ -67,6 +75,16 @@ def label(service: Service, project: str, kind: str, body: bytes) -> bytes:
     return request("POST", "/label", body, Authorization=bearer, Content_Type=form)
 
 
+def ask(service: Service, path: str, **whose: str) -> bytes:
+    """A request of a new token."""
+    return request("GET", path, Authorization=f"Bearer {service.token(**whose)}")
+
+
+SIGNING_IN = f"{PATIENT_STRANGERS} strangers who sign in"
+READING = "alone, reading"
+"""What is beside those who sign in is how long a student's `GET /budget` takes."""
+
+
 def attacks_on(service: Service) -> dict[str, Attack]:
     """Who attacks how. They have one project, the honest student another."""
     largest = np.zeros((4096, 8, 8))
@@ -87,6 +105,13 @@ def attacks_on(service: Service) -> dict[str, Attack]:
         "half-sent heads": (hold, whole[:40]),
         "half-sent bodies": (hold, whole[:60_000]),
         "idle connections": (hold, b""),
+    }
+    scrape = [ask(service, "/metrics", role="metrics") for _ in range(METRICS_LOOPS)]
+    verify = [ask(service, "/ledger/greedy/verify", role="auditor") for _ in range(AUDITORS)]
+    found |= {
+        f"{METRICS_LOOPS} loops of /metrics": (repeat, scrape),
+        f"{AUDITORS} auditors who verify": (repeat, verify),
+        SIGNING_IN: (repeat, [request("GET", "/admin/oidc/start")] * PATIENT_STRANGERS),
     }
     for what, paths in STRANGERS.items():
         for count in (8, 32):
@@ -120,17 +145,18 @@ def repeat(port: int, sent: Sequence[bytes]) -> None:
     """Send each request again and again, on a connection of its own."""
     ends = time.monotonic() + ATTACK_SECONDS
 
-    def one(body: bytes) -> None:
+    def one(body: bytes, source: str) -> None:
         while time.monotonic() < ends:
             with (
                 suppress(OSError, http.client.HTTPException),
-                socket.create_connection(("127.0.0.1", port), 60) as connection,
+                socket.create_connection(("127.0.0.1", port), 60, (source, 0)) as connection,
             ):
                 while time.monotonic() < ends:
                     exchange(connection, body)
             time.sleep(0.01)
 
-    threads = [threading.Thread(target=one, args=(body,), daemon=True) for body in sent]
+    given = [(body, f"127.0.0.{1 + number % ADDRESSES}") for number, body in enumerate(sent)]
+    threads = [threading.Thread(target=one, args=each, daemon=True) for each in given]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -191,12 +217,16 @@ def _nicely(begins: Any, attack: Callable[..., None], port: int, given: Any) -> 
     attack(port, given)
 
 
-def latencies(port: int, service: Service, requests: int) -> tuple[float, float]:
+def latencies(
+    port: int, service: Service, requests: int, reading: bool = False
+) -> tuple[float, float]:
     """Median and 99th percentile of milliseconds of an honest student's requests.
 
     They are sent on one connection, which is opened anew where it was closed.
     """
-    sent, took = label(service, "honest", "x-npy", npy(service.ensemble.public[:2])), list[float]()
+    asked = label(service, "honest", "x-npy", npy(service.ensemble.public[:2]))
+    sent = ask(service, "/budget", project="honest") if reading else asked
+    took = list[float]()
     connection: socket.socket | None = None
     failed = 0
     while len(took) < requests:
@@ -217,6 +247,29 @@ def latencies(port: int, service: Service, requests: int) -> tuple[float, float]
     return float(np.quantile(took, 0.5)), float(np.quantile(took, 0.99))
 
 
+@contextmanager
+def silent_issuer() -> Iterator[dict[str, Any]]:
+    """Settings with an issuer that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield {
+            "oidc_issuer": url,
+            "oidc_client_id": "terrine",
+            "oidc_public_url": "http://127.0.0.1",
+            "oidc_admins": "owners",
+            "oidc_plain_http": True,
+        }
+
+
+def fill(port: int, service: Service) -> None:
+    """Charge the project that auditors verify."""
+    images = np.random.default_rng(0).integers(0, 17, (VERIFIED_CHARGES, 8, 8), dtype=np.uint8)
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        status = exchange(connection, label(service, "greedy", "x-npy", npy(images)))
+    if status != 200:
+        raise RuntimeError(f"the project was not filled: {status}")
+
+
 def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
     """Measure beside attacks with `only` in their names."""
     print(f"processors: {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -226,24 +279,32 @@ def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
         make_checkpoint_key(service.settings.checkpoint_key_path)
         for name in ("honest", "greedy"):
             service.open_project(name, CHEAP)
-        with service.serve() as url:
+        with silent_issuer() as issuer, service.serve(**issuer) as url:
             port = urlsplit(url).port or 80
             alone = partial(latencies, port, service, requests)
+            reading = partial(alone, reading=True)
+            fill(port, service)
 
-            def beside(attack: Callable[..., None], given: Any) -> tuple[float, float]:
+            def beside(
+                measure: Callable[[], tuple[float, float]], attack: Callable[..., None], given: Any
+            ) -> tuple[float, float]:
                 with attacking(attack, port, given):
-                    return alone()
+                    return measure()
 
             chosen = {name: each for name, each in attacks_on(service).items() if only in name}
             attacks: dict[str, Attack] = {"a busy process": (busy, None), **chosen}
             latencies(port, service, 20)
-            lines = {name: partial(beside, *each) for name, each in attacks.items()}
-            found = in_turn({"alone": alone, **lines}, rounds)
+            lines = {
+                name: partial(beside, reading if name == SIGNING_IN else alone, *each)
+                for name, each in attacks.items()
+            }
+            found = in_turn({"alone": alone, READING: reading, **lines}, rounds)
     print("milliseconds, and times as long as alone in the same round")
     for name, each in found.items():
         line = f"  {name:32}"
         for which, what in enumerate(("p50", "p99")):
-            own, first = ([pair[which] for pair in pairs] for pairs in (each, found["alone"]))
+            peer = found[READING if name in (SIGNING_IN, READING) else "alone"]
+            own, first = ([pair[which] for pair in pairs] for pairs in (each, peer))
             line += f"   {what} {median(own):7.1f} x {ratios(own, first)}"
         print(line)
 

@@ -26,6 +26,7 @@ from terrine_server.api.services import (
     RateLimit,
     Readiness,
     Services,
+    SharedScrape,
     caller_check,
     refuse_unknown_parameters,
 )
@@ -83,6 +84,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,
+        scrape=SharedScrape(lambda: health.build_metrics(services)),
     )
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from support.processes import PATIENCE_SECONDS, until
 from support.servers import RunningServer
 from terrine_server.api import students
 from terrine_server.api.decoding import DecodedQueries, decode
+from terrine_server.owner import operations
 
 CHUNKED = "Transfer-Encoding: chunked"
 HEADS = [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-A: "]
@@ -355,3 +356,36 @@ def test_bodies_of_one_token_leave_memory_for_those_of_others(
         answers(server, 8)
         for wire in wires:
             wire.close()
+
+
+def test_verifications_wait_for_each_other_and_no_student_for_them(
+    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than threads that students' reads are served by."""
+    verify, begin, running, most = operations.verify_project, Event(), Semaphore(0), list[bool]()
+    at_once = Semaphore(1)
+
+    def verify_slowly(*given: Any) -> Any:
+        most.append(at_once.acquire(blocking=False))
+        running.release()
+        begin.wait(PATIENCE_SECONDS)
+        at_once.release()
+        return verify(*given)
+
+    monkeypatch.setattr(operations, "verify_project", verify_slowly)
+    terrine_server.open_project()
+    student = Caller(terrine_server, terrine_server.token())
+    tokens = [terrine_server.token("auditor") for _ in range(3)]
+    wires = [Wire(terrine_server) for _ in range(45)]
+    for wire, token in zip(wires, tokens * 15, strict=True):
+        wire.send(raw_request("GET", "/ledger/study/verify", f"Authorization: Bearer {token}"))
+    try:
+        assert running.acquire(timeout=PATIENCE_SECONDS)
+        assert student.http.get("/budget").status_code == 200
+        assert most == [True]
+    finally:
+        begin.set()
+    for wire in wires:
+        assert wire.reply().status == 200
+        wire.close()
+    assert most == [True] * len(wires)

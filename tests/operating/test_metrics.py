@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note
+from terrine_server.api import health, services
 from terrine_server.app import create_app
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
 from terrine_server.settings import LOW_DISK_BYTES
@@ -32,6 +34,12 @@ from terrine_server.settings import LOW_DISK_BYTES
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics are built when they are asked for: a second each would add up."""
+    monkeypatch.setattr(services, "LOOKUP_SECONDS", 0.0)
 
 
 def scrape(server: RunningServer, role: str = "auditor") -> Series:
@@ -80,6 +88,42 @@ def test_a_token_for_metrics_opens_metrics_and_nothing_else(terrine_server: Runn
     assert opened == {("get", "/metrics")}
     assert len(asked) > len(PUBLIC) + 15
     assert scrape(terrine_server, "metrics").keys() == scrape(terrine_server, "admin").keys()
+
+
+def test_metrics_are_built_once_for_all_who_ask_meanwhile(
+    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask_together() -> None:
+        app = create_app(terrine_server.settings)
+        built, text, end = list[bool](), health.build_metrics, asyncio.Event()
+
+        async def build(made: services.Services) -> bytes:
+            built.append(end.is_set())
+            await end.wait()
+            return await text(made)
+
+        patched.setattr(health, "build_metrics", build)
+        ask = app.state.services.scrape
+        waiting = [asyncio.create_task(ask())]
+        while not built:
+            await asyncio.sleep(0)
+        waiting += [asyncio.create_task(ask()) for _ in range(20)]
+        await asyncio.sleep(0)
+        end.set()
+        assert all(await asyncio.gather(*waiting))
+        assert built == [False, True], "those who asked later have what came later"
+
+    with monkeypatch.context() as patched:
+        asyncio.run(ask_together())
+    asked = list[int]()
+
+    async def own(made: services.SharedScrape) -> bytes:
+        asked.append(1)
+        return b""
+
+    monkeypatch.setattr(services.SharedScrape, "__call__", own)
+    scrape(terrine_server)
+    assert asked == [1], "by the route, too"
 
 
 def test_requests_and_problems_are_counted_by_route_and_type(terrine_server: RunningServer) -> None:

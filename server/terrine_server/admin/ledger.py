@@ -11,7 +11,7 @@ from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
 from terrine_server.admin.projects import list_caps
 from terrine_server.admin.rendering import page
-from terrine_server.api.services import PAGES_PATH, NameCursor, ServicesDep
+from terrine_server.api.services import PAGES_PATH, VERIFYING, NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy
@@ -79,9 +79,9 @@ def audit(
 
 
 @router.post("/audit/verify-log")
-def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
+async def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Response:
     """Recompute the administrative log, and compare the current rows with it."""
-    found = operations.verify_log(services.ledger)
+    found = await VERIFYING.run(sent.session.token_id, operations.verify_log, services.ledger)
     return page(
         request,
         "verified.html",
@@ -93,7 +93,7 @@ def verify_log(request: Request, services: ServicesDep, sent: Checked) -> Respon
 
 
 @router.post("/audit/verify-tree")
-def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Response:
+async def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Response:
     """Compare the ledger with the transparency log, and with a checkpoint that somebody kept."""
     policy = own_policy(services.settings)
     if policy is None:
@@ -103,5 +103,6 @@ def verify_tree(request: Request, services: ServicesDep, sent: Checked) -> Respo
         )
     kept = sent.fields.get("checkpoint", "").replace("\r\n", "\n").strip()
     earlier = {"that you kept": f"{kept}\n"} if kept else {}
-    found = services.ledger.check_tree(policy, earlier)
+    given = policy, earlier
+    found = await VERIFYING.run(sent.session.token_id, services.ledger.check_tree, *given)
     return page(request, "tree.html", sent.session, found=found, kept=bool(kept))

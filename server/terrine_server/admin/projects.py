@@ -29,6 +29,7 @@ from terrine_server.admin.rendering import explain_errors, page, parse_number, s
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import (
     PAGES_PATH,
+    VERIFYING,
     NameCursor,
     Services,
     ServicesDep,
@@ -275,9 +276,10 @@ def confirm_close(request: Request, services: ServicesDep, reader: Admin, name: 
 
 
 @router.post("/{name}/verify")
-def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
+async def verify(request: Request, services: ServicesDep, sent: Checked, name: Name) -> Response:
     """Verify a project's entries and balance, and show what was found."""
-    found = verify_project(services.ledger, name)
+    given = services.ledger, name
+    found = await VERIFYING.run(sent.session.token_id, verify_project, *given)
     return page(
         request,
         "verified.html",

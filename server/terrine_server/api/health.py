@@ -58,7 +58,15 @@ async def readyz(services: ServicesDep) -> Ready:
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
 async def metrics(services: ServicesDep, _: Scraper) -> Response:
-    """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account."""
+    """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account.
+
+    They are built once a second at most; whoever asks sooner waits for the next.
+    """
+    return Response(await services.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def build_metrics(services: Services) -> bytes:
+    """Return all metrics in Prometheus's text format."""
     try:
         await services.readiness.check()
     except ServiceError:
@@ -69,8 +77,7 @@ async def metrics(services: ServicesDep, _: Scraper) -> Response:
         ServerMetrics(services, ready),
         LedgerMetrics(services.ledger, services.readiness.policy, services.history),
     )
-    text = await to_thread.run_sync(services.metrics.text, *collectors)
-    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return await to_thread.run_sync(services.metrics.text, *collectors)
 
 
 class ServerMetrics(Collector):

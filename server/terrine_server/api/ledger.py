@@ -32,6 +32,7 @@ from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import (
     PAGE_ITEMS,
+    VERIFYING,
     Anyone,
     Auditor,
     Limit,
@@ -129,9 +130,13 @@ def charges(
 
 
 @router.get("/ledger/{project}/verify", responses=openapi.problems("not-found"))
-def verify(services: ServicesDep, _: Auditor, project: Name) -> Verification:
-    """Recompute every hash, number, price and balance of a project's ledger."""
-    return operations.verify_project(services.ledger, project)
+async def verify(services: ServicesDep, holder: Auditor, project: Name) -> Verification:
+    """Recompute every hash, number, price and balance of a project's ledger.
+
+    A server verifies one thing at a time; others wait.
+    """
+    given = services.ledger, project
+    return await VERIFYING.run(holder.token_id, operations.verify_project, *given)
 
 
 @router.get("/log", response_model=LogPage, responses=openapi.problems())
@@ -147,9 +152,9 @@ def administrative_log(
 
 
 @router.get("/log/verify", responses=openapi.problems())
-def verify_log(services: ServicesDep, _: Auditor) -> LogVerification:
+async def verify_log(services: ServicesDep, holder: Auditor) -> LogVerification:
     """Recompute the administrative log, and compare the rows of today with it."""
-    return operations.verify_log(services.ledger)
+    return await VERIFYING.run(holder.token_id, operations.verify_log, services.ledger)
 
 
 def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iterator[str]:

@@ -45,7 +45,7 @@ from terrine_server.ledger import (
 from terrine_server.metrics import Metrics
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.sign_in import Principal, Sessions, Tokens
-from terrine_server.serving.bounds import client_network
+from terrine_server.serving.bounds import PerTokenThreads, client_network
 from terrine_server.settings import Settings
 
 MAX_KEYS = 10_000
@@ -192,6 +192,45 @@ class SharedLookup(Generic[Found]):
             self._until = asyncio.get_running_loop().time() + LOOKUP_SECONDS
 
 
+class SharedScrape:
+    """Builds the metrics once a second at most, for all who asked before it began.
+
+    Whoever asks again and again waits: to build them takes what answers to students are made with.
+    Belongs to one event loop.
+    """
+
+    def __init__(self, build: Callable[[], Awaitable[bytes]]) -> None:
+        self._build = build
+        self._building = asyncio.Lock()
+        self._next: asyncio.Task[bytes | ServiceError] | None = None
+        self._from = 0.0
+
+    async def __call__(self) -> bytes:
+        """Return them as they are now, or soon. Raises `ServiceError`."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._build_next())
+        found = await asyncio.shield(self._next)
+        if isinstance(found, ServiceError):
+            raise found.with_traceback(None)
+        return found
+
+    async def _build_next(self) -> bytes | ServiceError:
+        clock = asyncio.get_running_loop().time
+        async with self._building:
+            await asyncio.sleep(max(0.0, self._from - clock()))
+            self._next = None  # what happens from here on may be in it or not
+            try:
+                return await self._build()
+            except ServiceError as error:
+                return error
+            finally:
+                self._from = clock() + LOOKUP_SECONDS
+
+
+VERIFYING = PerTokenThreads(1)
+"""Verifications of the ledger at a time; others wait, of each token one. They read all of it."""
+
+
 class PublishedLog:
     """What everybody may read of a ledger's log, from memory. Belongs to one event loop.
 
@@ -274,6 +313,7 @@ class Services:
     replays: RateLimit
     failed_logins: RateLimit
     metrics: Metrics
+    scrape: SharedScrape
 
     def available(self, ensemble: EnsembleRecord) -> bool:
         """Whether the ensemble's files verify."""
