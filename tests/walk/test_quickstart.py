@@ -783,10 +783,15 @@ def test_a_schema_is_declared_column_by_column_and_gone_on_with(
         "job",
         "thing",
         "category",
+        "",
+        " ",
         "a,b",
         "",
     )
-    holds(machine.run(*declare).err, "label", "command")
+    refused = machine.run(*declare)
+    holds(refused.err, "label", "command")
+    said = (refused.out + refused.err).splitlines()
+    assert sum("needs" in line for line in said) == 2, "one for each empty answer"
     answer(
         "ill", "label", "no,yes", "born", "date", "day-month-year", "1900-01-01", "2020-01-01", ""
     )

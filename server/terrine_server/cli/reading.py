@@ -700,15 +700,22 @@ def _choose(question: str, options: Sequence[str]) -> str:
         say(f"  {found} is not one of these.")
 
 
+def _ask(question: str) -> str:
+    """Ask until there is an answer."""
+    while not (answer := str(typer.prompt(question, "", show_default=False)).strip()):
+        say("  Nothing was given: this question needs an answer.")
+    return answer
+
+
 def _declare_ends(what: str, read_end: Callable[[str], T]) -> tuple[T, T]:
     return (
-        read_end(typer.prompt(f"  Least {what}").strip()),
-        read_end(typer.prompt(f"  Largest {what}").strip()),
+        read_end(_ask(f"  Least {what}")),
+        read_end(_ask(f"  Largest {what}")),
     )
 
 
 def _declare_list(what: str) -> list[str]:
-    found = split_names(typer.prompt(f"  {what} (A,B,…)")) or []
+    found = split_names(_ask(f"  {what} (A,B,…)")) or []
     if len(found) < 2:
         raise ValueError("At least two are needed, with a comma between them.")
     return found
