@@ -39,15 +39,15 @@ from terrine_models.tables.designed import (
     DesignedPool,
     Margins,
     Question,
+    count_cells,
     design_pool,
-    find_cells,
+    digest_schema,
     margin_questions,
 )
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.shards import unit_count
 from terrine_server.planning.first_project import DESIGNED_ROWS, FirstProject, Setting
 from terrine_server.privacy import ParameterError
-from terrine_server.privacy.mechanisms import NoisyVotes
 
 CUTS = np.linspace(0.02, 0.98, 97)
 """Shares of the rows that are predicted as the first class, for the best threshold."""
@@ -126,7 +126,8 @@ def compare_in_process(made: DealtFiles, epsilon: float, seed: int) -> Iterator[
     real, first = first_of_pool(public, setting)
     yield "real pool", teach(private, first, real, tested, seed)
     questions = margin_questions(schema)
-    first = setting.of_designed(questions=len(questions), cells=max(q.cells for q in questions))
+    cells = [each.cells for each in questions]
+    first = setting.of_designed(cells=cells, schema_sha256=digest_schema(schema))
     designed = design_pool(
         schema, release_margins(private, questions, first, seed), first.rows, seed
     )
@@ -154,10 +155,8 @@ def release_margins(
     """Release the histograms of the columns, as a project of them does."""
     if (plan := first.release) is None:
         raise ValueError("nothing is designed")
-    answers = find_cells(questions, private, seed)
-    counts = np.stack([np.bincount(each, minlength=plan.cells) for each in answers.T])
-    mechanism = NoisyVotes(first.units, plan.cells, plan.sigma)
-    noisy = np.asarray(mechanism.release(counts, entropy=np.random.default_rng(seed).bytes).counts)
+    counts = count_cells(questions, private, seed)
+    noisy = plan.add_noise(counts, np.random.default_rng(seed).bytes)
     return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)
 
 

@@ -90,6 +90,7 @@ def check_ledger(first, lines):
     if start.hex() != account["genesis"]:
         raise Wrong("the terms are not those that the project was opened with")
     count, head, published = 0, start.hex(), []
+    begins = terms.get("release")  # what the first entry pays for, once
     spent = {"spent": 0, "delta_spent": 0, "cap_spent": 0}
     for entry in chained("terrine/charge/1", start, CHARGE, lines):
         count, head = entry["seq"], entry["hash"]
@@ -97,18 +98,25 @@ def check_ledger(first, lines):
             raise Wrong(f"entry {count} is one of another project")
         if any(type(entry[name]) is not int or entry[name] < 0 for name in WHOLE):
             raise Wrong(f"entry {count} has an amount that is no whole number")
+        if (entry["outcome"] == "released") != (count == 1 and begins is not None):
+            raise Wrong(f"entry {count} is not what the project begins with, or there are two")
+        if count == 1 and begins and {n: entry[n] for n in begins["price"]} != begins["price"]:
+            raise Wrong("entry 1 is not at the price of what the project begins with")
         spent["delta_spent"] += entry["delta"]
         if entry["outcome"] == "published":
             # The figure takes the place of all costs so far, except those of publishing.
             published.append([count, entry["figure"]])
             price = terms["schedule"]["price"]
-            spent["spent"] = entry["figure"] + len(published) * price["cost"]
-            spent["cap_spent"] = entry["figure"] + len(published) * price["cap_cost"]
+            first = begins["price"] if begins else {"cost": 0, "cap_cost": 0}
+            for name, part in (("spent", "cost"), ("cap_spent", "cap_cost")):
+                spent[name] = first[part] + entry["figure"] + len(published) * price[part]
         else:
             spent["spent"] += entry["cost"]
             spent["cap_spent"] += entry["cap_cost"]
     if "allowance" in terms:  # the allowance bounds what all queries together cost the cap
         spent["cap_spent"] = min(spent["cap_spent"], terms["cap_budget"])
+    if begins and not count:
+        raise Wrong("what the project begins with was not charged")
     if (account["charges"], account["head"]) != (count, head):
         raise Wrong(f"the account is that of {account['charges']} entries, but {count} are here")
     if json.loads(account["published"]) != published:

@@ -124,6 +124,7 @@ def index_classes(
     return indices
 
 
+_OF_NO_QUERY = (Outcome.PUBLISHED, Outcome.RELEASED)
 NO_COUNT = int(np.iinfo(np.int64).min)
 """The value in `Labels.noisy_counts` where there is no answer. No count is this small."""
 
@@ -146,7 +147,7 @@ class TrainingSet(NamedTuple):
 class Labels:
     """The answers to B inputs, in their order, and the project's account after them.
 
-    outcomes: [B] strings, one of `Outcome` each, none "published".
+    outcomes: [B] strings, one of `Outcome` each, none "published" or "released".
     labels: [B] int64, the class index; -1 where there is none.
     names: [B] strings, the name of the class, or its index if it has no other; None where there is
         no label.
@@ -206,7 +207,7 @@ class Labels:
     def counts(self) -> dict[Outcome, int]:
         """Number of inputs with each outcome."""
         tally: Counter[Any] = Counter(self.outcomes.tolist())
-        outcomes = (outcome for outcome in Outcome if outcome is not Outcome.PUBLISHED)
+        outcomes = (outcome for outcome in Outcome if outcome not in _OF_NO_QUERY)
         return {outcome: tally[outcome.value] for outcome in outcomes}
 
     def to_frame(self) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from terrine_client._receipts import ReceiptReport, Receipts
 from terrine_client.client import Client
 from terrine_client.errors import ClientError, ConfigurationError, NotFound
-from terrine_protocol import Budget, MechanismSpec, ProjectInfo
+from terrine_protocol import Budget, HistogramRelease, MechanismSpec, ProjectInfo
 from terrine_protocol.base import RuleInfo
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.tables import Record, Sha256, first_problem
@@ -63,10 +63,11 @@ class PrivacyStatement(Record):
     """Neighbouring data sets differ in what one unit contributes, arbitrarily."""
     epsilon: float
     delta: float
-    """The budget: no answers of the project, to anybody, ever cost more."""
+    """The budget: all that the project ever releases, to anybody, never costs more."""
+    release: HistogramRelease | None = None
+    """What the project began with, and the owner designed what was asked of; the budget paid."""
     margins: tuple[float, float] | None = None
-    """(ε, δ) of the histograms from which the owner designed what was asked; None: of none. They
-    were released besides, by a project of their own."""
+    """(ε, δ) of such histograms of earlier versions, which a project of their own released."""
     epsilon_spent: float
     """Of it, when this was written; of people near many queries, at most."""
     charges: Annotated[int, Field(ge=0)]
@@ -94,6 +95,9 @@ class PrivacyStatement(Record):
         parameters = self.mechanism.model_dump(mode="json", exclude_none=True)
         name = parameters.pop("name")
         shown = ", ".join(f"{key} = {value}" for key, value in parameters.items())
+        if self.release is not None:
+            histograms = f"{len(self.release.cells)} histograms, sigma = {self.release.sigma:g}"
+            shown += f"; the project began with {histograms}, by which what was asked was designed"
         epsilon, delta, of_margins = self.epsilon, self.delta, ""
         if self.margins is not None:
             epsilon, delta = epsilon + self.margins[0], delta + self.margins[1]
@@ -138,10 +142,11 @@ class PrivacyStatement(Record):
 
 def _terms(client: Client, project: ProjectInfo) -> dict[str, Any]:
     ensemble, margins = project.ensemble, None
-    if ensemble.designed:
+    if ensemble.designed and ensemble.release is None:  # by an earlier version
         with np.load(io.BytesIO(client.pool()), allow_pickle=False) as pool:
             margins = tuple(pool["released"].tolist())
     return {
+        "release": ensemble.release,
         "margins": margins,
         "project": project.name,
         "ensemble": ensemble.name,

@@ -136,6 +136,8 @@ class Outcome(StrEnum):
     REINFORCED = "reinforced"
     PUBLISHED = "published"
     """Not a query: a ledger entry that publishes a bound on the cost of the queries so far."""
+    RELEASED = "released"
+    """Not a query: the first entry of a project that begins with a release (`EnsembleFacts`)."""
     EXHAUSTED = "exhausted"
     """For neighbours: by public rows, hardly anybody near this input can vote any more. No vote was
     taken, and nothing was charged."""

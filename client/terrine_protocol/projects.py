@@ -24,7 +24,7 @@ from terrine_protocol.base import (
     absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
-from terrine_protocol.tables import Record, TableSchema
+from terrine_protocol.tables import Record, Sha256, TableSchema
 
 Side = Annotated[int, Field(ge=1, le=1024)]
 
@@ -100,6 +100,18 @@ class InputSpec(Record):
         return math.prod(self.shape)
 
 
+class HistogramRelease(Record):
+    """Histograms that each project on an ensemble begins with. All of this is public."""
+
+    kind: Literal["histograms"] = "histograms"
+    sigma: Annotated[float, Field(gt=0, description="Noise in every count, in units.")]
+    cells: Annotated[
+        tuple[Annotated[int, Field(ge=2)], ...],
+        Field(min_length=1, description="How many each histogram has; the label's is the last."),
+    ]
+    schema_sha256: Annotated[Sha256, Field(description="Of the schema that the cells follow from.")]
+
+
 class EnsembleFacts(Reply):
     """What students may know of an ensemble's teachers. It never changes."""
 
@@ -162,6 +174,14 @@ class EnsembleFacts(Reply):
             description="Whether the owner designed the inputs that students ask: GET /pool.",
         ),
     ] = False
+    release: Annotated[
+        HistogramRelease | None,
+        Field(
+            exclude_if=absent,
+            description="What each project begins with, and pays for by its first charge: of this "
+            "the inputs were designed.",
+        ),
+    ] = None
 
 
 class EnsembleInfo(EnsembleFacts):
@@ -404,6 +424,14 @@ class ProjectInfo(Reply):
     delta_split: DeltaSplitInfo
     rule: RuleInfo
     prices: dict[Outcome, PriceInfo]
+    release: Annotated[
+        PriceInfo | None,
+        Field(
+            exclude_if=absent,
+            description="Price of what the project begins with (`ensemble.release`), its first "
+            "charge; the budget is of it and of all answers together.",
+        ),
+    ] = None
     by_baseline: Annotated[
         list[BaselinePricesInfo] | None,
         Field(exclude_if=absent, description="Prices of queries with a baseline, ascending."),

@@ -151,6 +151,7 @@ def project(record: ledger.ProjectRecord, available: bool) -> ProjectInfo:
             **vars(record),
             "ensemble": ensemble(record.ensemble, available),
             "delta_split": terms.split,
+            "release": terms.release and terms.release.price,
             "by_baseline": terms.by_baseline or None,
             "publishing": schedule
             and {

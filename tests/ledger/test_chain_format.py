@@ -133,7 +133,7 @@ def test_the_page_names_every_table_what_may_change_and_the_rights_of_the_servic
 
 def test_the_checker_is_short_and_needs_nothing_but_python() -> None:
     lines = CHECKER.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 160
     imported = {line.split()[1] for line in lines if re.match(r"(import|from) ", line)}
     assert imported == {"hashlib", "json", "sys"}
 

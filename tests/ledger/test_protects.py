@@ -20,7 +20,6 @@ from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import (
     max_fitting_epsilon,
     open_project,
-    price_like,
     register_ensemble,
 )
 from terrine_server.planning.first_project import FirstProject, Setting
@@ -91,7 +90,7 @@ def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_what_fits_beside_others_has_room_for_its_margins(tmp_path: Path) -> None:
+def test_what_fits_beside_others_has_room_for_what_it_begins_with(tmp_path: Path) -> None:
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
     ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
@@ -101,22 +100,13 @@ def test_what_fits_beside_others_has_room_for_its_margins(tmp_path: Path) -> Non
 
     def design(epsilon: float, limit: Cap) -> FirstProject:
         about = Setting(3990, 8000, 2, epsilon, 1e-5, limit, joins=True)
-        return about.of_designed(questions=5, cells=52)
+        return about.of_designed(cells=[52] * 5, schema_sha256="ef" * 32)
 
     wanted = design(2.5, population.limit)
-    found = max_fitting_epsilon(record, wanted.whole_epsilon, wanted.price)
+    found = max_fitting_epsilon(record, wanted.epsilon, wanted.price)
     assert found is not None
-    fitting = design(found, population.limit).all_terms
-    assert len(fitting) == 2
-    assert population.reserved + sum(each.cap_budget for each in fitting) <= population.cap
-    more = wanted.price(1.1 * found)
-    assert population.reserved + sum(each.cap_budget for each in more) > population.cap
-    # Each of the two has a δ of its own.
-    small = cap(9.0, 1.5e-7)
-    terms = ("other", "ensembles/o", "cd" * 32, FACTS, 3990, small)
-    ledger.register_ensemble(*terms, population="others", disjoint=True)
-    record, wanted = ledger.ensemble("other"), design(1.0, small)
-    assert max_fitting_epsilon(record, 1.0, wanted.price) is None
-    of_votes = price_like(wanted.mechanism, wanted.terms, record.population)
-    assert max_fitting_epsilon(record, 1.0, of_votes) == 1.0
+    fitting = design(found, population.limit).terms
+    assert fitting.release is not None
+    assert population.reserved + fitting.cap_budget <= population.cap
+    assert population.reserved + wanted.price(1.1 * found).cap_budget > population.cap
     engine.dispose()

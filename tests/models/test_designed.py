@@ -1,33 +1,48 @@
-"""Rows designed from a schema, and the margins that people answer for them."""
+"""Rows designed from a schema, and the histograms of people that they follow from."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from support.wording import holds
-from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.storage.manifests import StoreError
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.storage.manifests import (
+    IDENTITIES_FILE,
+    Partition,
+    save_tensors,
+    versions,
+)
 from terrine_models.tables.designed import (
     NUMBER_EDGES,
     DesignedPool,
     Margins,
+    Question,
+    count_cells,
     design_pool,
+    digest_schema,
     find_cells,
     margin_questions,
 )
 from terrine_models.tables.loading import encoded_input, load_table
 from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
-from terrine_models.teachers.margins import save_margin_voters
-from terrine_models.teachers.people import name_digests
-from terrine_models.teachers.training import train_ensemble
+from terrine_models.teachers.manifests import Manifest, load_manifest, save_manifest
+from terrine_models.teachers.margins import ANSWERS_FILE, MarginTeachers
+from terrine_models.teachers.people import People, name_digests
+from terrine_models.teachers.shards import TrainingError
+from terrine_models.teachers.training import load_begun_pool, train_ensemble
+from terrine_protocol import HistogramRelease
 from terrine_protocol.tables import TableSchema
+from terrine_server.privacy import Histograms
 
+Count = Callable[[Sequence[Question], Dataset], list[np.ndarray]]
 COLUMNS = (
     {"name": "who", "role": "group"},
     {"name": "age", "role": "numeric", "low": 0, "high": 100},
@@ -82,19 +97,18 @@ def test_every_kind_of_column_is_asked_about_and_each_value_has_its_cell(tmp_pat
     assert found["label"] == [0, 1, 1, 1]
 
 
-def test_a_person_with_many_rows_votes_once(people: Dataset, tmp_path: Path) -> None:
+def test_a_person_with_many_rows_counts_once(people: Dataset) -> None:
     questions = margin_questions(SCHEMA)
     assert find_cells(questions, people).shape == (2, len(questions))
-    manifest, _ = save_margin_voters(people, tmp_path / "m", name="m")
-    votes = Ensemble.load(tmp_path / "m").votes(np.arange(len(questions), dtype=np.uint8)[:, None])
-    assert manifest.teachers == 2
-    assert (votes.sum(axis=1) == 2).all()
+    counts = count_cells(questions, people)
+    assert [len(each) for each in counts] == [each.cells for each in questions]
+    assert all(each.sum() == 2 for each in counts)
     drawn = {tuple(find_cells(questions, people, seed)[0].tolist()) for seed in range(40)}
     assert len(drawn) == 3, "each row of a person may be the one"
 
 
-def change_between_neighbours(count: object) -> float:
-    """The largest L2 distance that one person's replacement makes in a histogram, by brute force.
+def change_between_neighbours(count: Count) -> float:
+    """The most, squared, by which all histograms move if one person is replaced, by brute force.
 
     All worlds of three people with up to two rows each, of a column with two categories.
     """
@@ -115,45 +129,50 @@ def change_between_neighbours(count: object) -> float:
             name="world",
             group_column="who",
         )
-        cells = count(questions, data)  # type: ignore[operator]
-        return np.array([np.bincount(each, minlength=2) for each in cells.T])
+        return np.concatenate(count(questions, data))
 
     worst = 0.0
     for others in itertools.product(persons, repeat=2):
         for one, other in itertools.combinations(persons, 2):
             change = histogram((one, *others)) - histogram((other, *others))
-            worst = max(worst, float(np.linalg.norm(change, axis=1).max()))
+            worst = max(worst, float(change @ change))
     return worst
 
 
-def test_replacing_a_person_moves_one_vote_of_each_question() -> None:
-    def every_row(questions: tuple[object, ...], data: Dataset) -> np.ndarray:
+def test_replacing_a_person_moves_one_of_each_histogram_as_it_is_priced() -> None:
+    def of_every_row(questions: Sequence[Question], data: Dataset) -> list[np.ndarray]:
         """A planted defect: people with many rows are not bounded."""
-        return np.stack([data.inputs.argmax(1), data.labels], axis=1)
+        return [np.bincount(each, minlength=2) for each in (data.inputs.argmax(1), data.labels)]
 
-    assert change_between_neighbours(find_cells) == pytest.approx(2**0.5)
-    assert change_between_neighbours(every_row) > 2
+    def of_two_rows(questions: Sequence[Question], data: Dataset) -> list[np.ndarray]:
+        """Another: each histogram asks another row of a person, who has one in each."""
+        return [count_cells(questions, data, seed)[at] for at, seed in enumerate((0, 1))]
+
+    priced = Histograms(9.0, (2, 2), "ab" * 32).event.squared
+    assert change_between_neighbours(count_cells) == priced == 4
+    assert change_between_neighbours(of_two_rows) == priced
+    assert change_between_neighbours(of_every_row) > priced
 
 
 def test_margins_show_what_noise_does_not_explain() -> None:
     schema = TableSchema.model_validate({"columns": [COLUMNS[3], COLUMNS[1], COLUMNS[-1]]})
     questions = margin_questions(schema)
-    counts = np.zeros((3, 80), np.int64)
-    counts[0, :3] = 600, 15, -12
-    counts[1, 0] = 1000
-    counts[2, :2] = 1010, -40
+    counts = [np.zeros(each.cells, np.int64) for each in questions]
+    counts[0][:] = 600, 15, -12
+    counts[1][0] = 1000
+    counts[2][:] = 1010, -40
     found = Margins.of_counts(questions, counts, sigma=10.0, units=1000)
     assert all(each.sum() == pytest.approx(1) for each in found.shares)
     assert found.shares[0].tolist() == pytest.approx([0.6, 0.2, 0.2])
     assert found.shares[1][0] > 0.999
     assert found.prior[1] > 0, "no class is ruled out by noise"
-    nothing = Margins.of_counts(questions, counts * 0, sigma=10.0, units=1000)
+    nothing = Margins.of_counts(questions, [0 * each for each in counts], sigma=10.0, units=1000)
     assert nothing.shares[1] == pytest.approx(np.diff(NUMBER_EDGES))
 
 
 def test_a_pool_follows_from_schema_and_margins_alone(people: Dataset) -> None:
     questions = margin_questions(SCHEMA)
-    counts = np.full((len(questions), 80), 5)
+    counts = [np.full(each.cells, 5) for each in questions]
     made = [
         design_pool(SCHEMA, Margins.of_counts(questions, counts, sigma=1.0, units=99), rows=500)
         for _ in range(2)
@@ -186,10 +205,10 @@ def test_each_category_and_each_tenth_of_a_number_is_asked_about_equally_often()
     columns = [COLUMNS[3], COLUMNS[1], COLUMNS[-1]]
     schema = TableSchema.model_validate({"columns": columns})
     questions = margin_questions(schema)
-    counts = np.zeros((3, 80), np.int64)
-    counts[0, :3] = 980, 19, 1
-    counts[1, 0], counts[1, 40:44] = 900, 25  # most are at the least value, like gains
-    counts[2, :2] = 700, 300
+    counts = [np.zeros(each.cells, np.int64) for each in questions]
+    counts[0][:] = 980, 19, 1
+    counts[1][0], counts[1][40:44] = 900, 25  # most are at the least value, like gains
+    counts[2][:] = 700, 300
     margins = Margins.of_counts(questions, counts, sigma=0.5, units=1000)
     pool = design_pool(schema, margins, rows=9000)
     assert pool.rows[:, :3].mean(0) == pytest.approx([1 / 3] * 3, abs=0.03)
@@ -226,23 +245,41 @@ def test_what_cannot_be_designed_is_refused(changed: list[object], said: str) ->
     holds(str(refused.value), *said.split())
 
 
-def test_altered_answers_do_not_vote(people: Dataset, tmp_path: Path) -> None:
-    save_margin_voters(people, tmp_path / "m", name="m")
-    file = tmp_path / "m" / "teachers-00000.safetensors"
-    file.write_bytes(file.read_bytes()[:-2] + b"\x07\x00")
-    with pytest.raises(StoreError, match="altered"):
-        Ensemble.load(tmp_path / "m")
-
-
-def test_pictures_have_no_schema_to_design_rows_from(digits: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="public pool"):
-        save_margin_voters(digits, tmp_path / "m", name="m")
+def save_margin_voters(data: Dataset, out: Path, key: bytes) -> None:
+    """Save what an earlier version kept of people: in which cell of each column one row lies."""
+    questions = margin_questions(SCHEMA if data.encoding is None else data.encoding)
+    cells = torch.from_numpy(find_cells(questions, data)).to(torch.int16)
+    out.mkdir()
+    files = {
+        ANSWERS_FILE: save_tensors(out / ANSWERS_FILE, {"cells": cells}),
+        IDENTITIES_FILE: People.of(data, key).save(out, key),
+    }
+    manifest = Manifest(
+        name="m",
+        teacher=MarginTeachers(
+            cells=tuple(each.cells for each in questions), schema_sha256="ab" * 32
+        ),
+        input=InputSpec(shape=(1,), dtype="uint8", low=0, high=len(questions) - 1),
+        classes=tuple(str(each) for each in range(max(each.cells for each in questions))),
+        teachers=len(cells),
+        units=len(cells),
+        partition=Partition(
+            recipe="groups", seed=0, group_column=data.group_column, smallest=1, largest=1
+        ),
+        versions=versions(),
+        files=files,
+    )
+    save_manifest(out, manifest)
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00garbage"])
 def test_what_is_no_pool_is_refused(data: bytes) -> None:
     with pytest.raises(DataError, match="pool"):
         DesignedPool.of_bytes(data)
+
+
+def interrupt(done: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
@@ -258,7 +295,7 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
     data = load_table(tmp_path / "all.csv", schema, note=lambda text: None)
     gone = name_digests(["p7"], key)
 
-    save_margin_voters(data, tmp_path / "margins", name="m", key=key)
+    save_margin_voters(data, tmp_path / "margins", key)
     forget(tmp_path / "margins", tmp_path / "fewer", gone, key)
     asked = np.arange(3, dtype=np.uint8)[:, None]
     before, after = (Ensemble.load(tmp_path / name).votes(asked) for name in ("margins", "fewer"))
@@ -268,8 +305,26 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
     assert blank.tolist() == [0, 0, 0]
 
     pool = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=300)
-    train_ensemble(data, tmp_path / "heads", name="h", teachers=6, pool=pool, key=key)
+    release = HistogramRelease(sigma=9.0, cells=(43, 3, 2), schema_sha256=digest_schema(schema))
+    begun: dict[str, Any] = {
+        "name": "h",
+        "teachers": 6,
+        "pool": pool,
+        "release": release,
+        "key": key,
+    }
+    assert load_begun_pool(tmp_path / "heads") is None
+    with pytest.raises(KeyboardInterrupt):
+        train_ensemble(data, tmp_path / "heads", **begun, on_trained=interrupt)
+    kept = load_begun_pool(tmp_path / "heads")
+    assert kept is not None, "what was released is not drawn anew"
+    assert kept.to_bytes() == pool.to_bytes()
+    other = {**begun, "release": release.model_copy(update={"sigma": 4.0})}
+    with pytest.raises(TrainingError, match="release"):
+        train_ensemble(data, tmp_path / "heads", **other)
+    train_ensemble(data, tmp_path / "heads", **begun)
     forget(tmp_path / "heads", tmp_path / "taught", gone, key, data)
+    assert load_manifest(tmp_path / "taught").release == release, "nothing is released anew"
     assert (tmp_path / "taught" / "pool.npz").read_bytes() == pool.to_bytes()
     shares = Ensemble.load(tmp_path / "taught").votes(pool.rows) / 6
     assert shares.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.02), "each says half of the rows"

@@ -27,7 +27,6 @@ from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Forests, Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import ShardTeachers, TeacherSettings
-from terrine_models.teachers.margins import save_margin_voters
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourSettings, build
 from terrine_models.teachers.networks import NetworkTeachers
 from terrine_models.teachers.people import name_digests
@@ -112,7 +111,7 @@ KEY = b"a key of the owner's, long enough"
 class Case:
     """Teachers of one kind, of so many classes; `rare`: one person alone has the last class."""
 
-    config: TeacherSettings | NeighbourSettings | Literal["margins"]
+    config: TeacherSettings | NeighbourSettings
     classes: int = 2
     rare: bool = False
     pictures: bool = False
@@ -166,7 +165,7 @@ class Case:
         public = PublicData.declare("rows", pool)
         if isinstance(self.config, NeighbourSettings):
             build(data, out, name="e", public=public, settings=self.config, key=key)
-        elif isinstance(self.config, TeacherSettings):
+        else:
             prior = np.full(self.classes, 1 / self.classes)
             designed = DesignedPool(pool, pool, prior) if self.public == "designed" else None
             train_ensemble(
@@ -180,8 +179,6 @@ class Case:
                 seed=3,
                 key=key,
             )
-        else:
-            save_margin_voters(data, out, name="e", key=key)
         return out
 
     def forget(self, directory: Path, out: Path, person: int, data: Dataset) -> Path:
@@ -209,7 +206,6 @@ CASES = {
     "networks": Case(Networks(epochs=1), 3, True),
     "networks of pictures": Case(Networks(epochs=1), 3, True, pictures=True),
     "neighbours": Case(NeighbourSettings(near=5), 3, True),
-    "margins": Case("margins", 3, True),
 }
 
 

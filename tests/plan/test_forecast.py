@@ -15,7 +15,7 @@ import pytest
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec, number_distinct_rows
 from terrine_models.features.maps import PublicData
-from terrine_models.tables.designed import NATURAL_ROWS, Margins, margin_questions
+from terrine_models.tables.designed import NATURAL_ROWS, Margins, digest_schema, margin_questions
 from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_server.planning import forecast
@@ -60,12 +60,9 @@ def chosen(
     *,
     labelled: bool = True,
     people: bool = False,
-    only_designed: bool = False,
 ) -> Forecast:
     pool = PublicData.declare("pool", sample.inputs)
-    return compare_options(
-        setting, sample, pool, labelled=labelled, people=people, only_designed=only_designed
-    )
+    return compare_options(setting, sample, pool, labelled=labelled, people=people)
 
 
 def by_name(found: Forecast) -> dict[str, Option]:
@@ -149,13 +146,8 @@ def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(tmp_pat
     assert by_name(found)["trained teachers"].worse
     first = found.first
     assert first.release is not None
-    assert first.whole_epsilon == 0.5
-    assert first.release.epsilon < first.epsilon < 0.5, "the margins take a share"
-    assert first.share == pytest.approx(
-        sum(each.cap_budget for each in first.all_terms) / first.cap.budget
-    )
-    assert of_table(sample, 0.5, only_designed=True).options[0].first == first, "it is fixed by now"
-    assert len(of_table(sample, 0.5, only_designed=True, labelled=False).options) == 1
+    assert first.epsilon == first.terms.epsilon == 0.5, "histograms and votes together"
+    assert first.share == pytest.approx(first.terms.cap_budget / first.cap.budget)
     untried = of_table(sample, labelled=False)
     assert all(each.first.release is None for each in untried.options), "nothing tells how good"
 
@@ -171,16 +163,15 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
 ) -> None:
     released, of_counts = [], Margins.of_counts
 
-    def keep(questions: Any, counts: np.ndarray, **given: Any) -> Margins:
+    def keep(questions: Any, counts: list[np.ndarray], **given: Any) -> Margins:
         released.append(counts)
         return of_counts(questions, counts, **given)
 
     monkeypatch.setattr(Margins, "of_counts", keep)
     sample = uneven(tmp_path / "uneven.csv", 800)
     assert sample.encoding is not None
-    questions = margin_questions(sample.encoding)
-    cells = max(each.cells for each in questions)
-    first = SETTING.of_designed(questions=len(questions), cells=cells)
+    cells = [each.cells for each in margin_questions(sample.encoding)]
+    first = SETTING.of_designed(cells=cells, schema_sha256=digest_schema(sample.encoding))
     draw = _Draw.of(sample, 0)
     asked = _ask_designed(draw, first)
     assert asked is not None
@@ -195,8 +186,9 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
     spread = 5 * first.release.sigma
     [counts] = released
     share = sample.labels[draw.own].mean()
-    assert counts[-1, :2] == pytest.approx(first.units * np.array([1 - share, share]), abs=spread)
-    assert np.count_nonzero(counts) > 0.9 * counts.size, "with noise in every cell"
+    assert counts[-1] == pytest.approx(first.units * np.array([1 - share, share]), abs=spread)
+    every = np.concatenate(counts)
+    assert np.count_nonzero(every) > 0.9 * every.size, "with noise in every cell"
     assert _ask_designed(draw, replace(first, teachers=first.units // 400)) is None, "too few"
 
 

@@ -185,6 +185,13 @@ def die_before(url: str, project_id: int, batch: list[Proposal], step: int, betw
     Ledger(engine, SECRET_KEY).charge(project_id, batch)
 
 
+def die_opening(url: str, new: NewProject, step: int) -> None:
+    """Open a project, but be killed just before the given step: a statement or a COMMIT."""
+    engine = connect(url)
+    killed_before(engine, step)
+    Ledger(engine, SECRET_KEY).open_project(new)
+
+
 def die_approving(url: str, request: str, before: str) -> None:
     """Approve a request, but be killed before a statement that begins so, COMMIT, or the reply."""
     engine = connect(url)

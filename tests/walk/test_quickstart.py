@@ -34,7 +34,6 @@ from terrine_server.cli import quickstart
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import first_project, forecast
-from terrine_server.privacy import Account
 
 EPSILON = 3
 DIGITS = ("quickstart", "digits.npz", "--public", "pool.npz", "--classes", "10", "--epsilon", "3")
@@ -211,7 +210,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     certain = re.search(r"for certain, ([\d,]+) of 800 different public rows are asked", said)
     assert certain is not None, said
     terms = ledger(table).project("visits").terms
-    assert terms.affordable(Account()) >= int(certain[1].replace(",", ""))
+    assert terms.affordable(terms.start) >= int(certain[1].replace(",", ""))
     assert learned(table, said, "own.csv")["outcomes"]["answered"] > 20
 
 
@@ -221,32 +220,30 @@ def test_designed_rows_are_opened_where_they_are_clearly_better(
     monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
     given = (*TABLE, "--group", "patient")
     forecast_said = table.run(*given, "--yes", "--dry-run").fine
-    holds(forecast_said, "designed", "histograms", "5%", "AUC")
+    holds(forecast_said, "designed", "histograms", "0.54", "AUC")
     holds(forecast_said, "8,000", "designed", "trials")
-    assert re.search(r"^How much  ε = 3,", forecast_said, re.MULTILINE), "margins and votes"
+    assert re.search(r"^How much  ε = 3,", forecast_said, re.MULTILINE), "all that is released"
     replies = [True, False]
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
     holds(table.run(*given).err, "Nothing", "done")
-    assert [each.name for each in ledger(table).ensembles()] == ["visits-margins"]
-    # Its histograms are released: what is clearly better now does not matter any more.
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)
-    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "visits-margins", "ε")
+    assert not ledger(table).ensembles()
+    # Another ε would be another release: this one is not told until it is paid for.
+    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "histograms", "--epsilon")
     said = table.run(*given, "--yes").fine
     holds(said, "trials", "public")
     report = learned(table, said, "own.csv")
     assert report["outcomes"] == {"answered": 8_000}
     assert report["accuracy"] > 0.8
     books = ledger(table)
-    votes, margins = (books.project(name) for name in ("visits", "visits-margins"))
-    assert margins.status == "closed"
-    assert votes.ensemble.population.id == margins.ensemble.population.id
-    assert margins.terms.epsilon < votes.terms.epsilon < EPSILON
-    assert margins.ensemble.units == votes.ensemble.units == 500, "people, not rows"
+    assert [each.name for each in books.ensembles()] == ["visits"]
+    record = books.project("visits")
+    assert (record.terms.epsilon, record.charges) == (EPSILON, 8_001)
+    assert record.ensemble.units == 500, "people, not rows"
     pool = DesignedPool.of_bytes((table.data / "ensembles" / "visits" / POOL_FILE).read_bytes())
     assert len(pool.natural) == 800, "the public rows, and none that are drawn"
     holds(table.run(*given, "--yes").fine, "open", "already", "3")
-    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "margins", "--epsilon")
+    holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "3", "--epsilon")
 
 
 def test_a_schema_is_enough_and_with_public_rows_it_is_the_one_that_is_taken(
@@ -624,11 +621,11 @@ def test_a_name_stays_with_its_data_and_its_budget(digits: Machine) -> None:
 
 DESIGNED = ("quickstart", "visits.csv", "--schema", "schema.json", "--epsilon", "3")
 DESIGNED_STEPS = [
-    (("terrine_models.teachers.margins", "save_margin_voters"), True),
-    ((OPERATIONS, "register_ensemble"), True),
-    ((OPERATIONS, "open_project"), True),
-    (("terrine_server.labeling.pipeline", "ask_every_question"), True),
+    (("terrine_models.tables.designed", "design_pool"), True),
+    (("terrine_models.teachers.training", "save_tensors"), True),
     (("terrine_models.teachers.training", "train_ensemble"), True),
+    ((OPERATIONS, "register_ensemble"), True),
+    ((OPERATIONS, "open_project"), False),
     ((OPERATIONS, "open_project"), True),
 ]
 
@@ -653,14 +650,24 @@ def schema_alone(table: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
     said = schema_alone.run(*DESIGNED, "--yes").fine
     holds(said, "95.3%")
-    holds(said, "histograms", "5%")
+    holds(said, "4", "histograms", "0.54")
     holds(said, "rows", "designed", "schema")
     books = ledger(schema_alone)
-    margins, votes = books.project("visits-margins"), books.project("visits")
-    assert (margins.status, margins.charges) == ("closed", 4)
-    assert 2.8 < votes.terms.epsilon < 3
-    population = books.ensemble("visits").population
-    assert population.reserved == votes.terms.cap_budget + margins.cap_spent
+    [ensemble] = books.ensembles()
+    record = books.project("visits")
+    assert (record.terms.epsilon, record.terms.delta) == (3, 1e-4)
+    [first] = books.charges("visits")
+    assert first.outcome == "released"
+    assert record.terms.epsilon_spent(record.spent) == pytest.approx(0.543, abs=0.001)
+    assert ensemble.population.reserved == record.terms.cap_budget
+    schema_alone.run("dossier", "--out", "dossier").fine  # noqa: B018 - asserts
+    registry = json.loads(Path("dossier/registry-visits.json").read_text())["deployment"]
+    both = {"epsilon": 3.0, "delta": 1e-4}
+    assert registry["privacy_loss"]["privacy_parameters"] == both
+    holds(registry["basic"]["description"], "histograms")
+    page = Path("dossier/dossier.html").read_text()
+    holds(page, "Released", 1, "released")
+    assert re.search(r"Spent</dt><dd>ε = 0\.54", page), "what the histograms cost by themselves"
     report = learned(schema_alone, said, "own.csv")
     assert report["outcomes"] == {"answered": 1000}
     assert report["accuracy"] > 0.8, "the larger class is 70 %"
@@ -670,43 +677,53 @@ def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
     assert token is not None
     with serving_process(schema_alone) as server, Client(server.url, token[1]) as student:
         pool = DesignedPool.of_bytes(student.pool())
-        assert student.label(pool.rows[:3]).budget.charges == 1000, "they were paid for"
-        assert pool.released == (margins.terms.epsilon, margins.terms.delta)
+        assert student.label(pool.rows[:3]).budget.charges == 1001, "they were paid for"
         stated = json.loads(Path("student/privacy.json").read_text())
-        assert tuple(stated["margins"]) == pool.released
-        both = f"{votes.terms.epsilon + margins.terms.epsilon:g}"
-        assert f"ε = {both}" in Path("student/README.md").read_text()
+        assert (stated["epsilon"], stated["delta"]) == (3, 1e-4)
+        assert "margins" not in stated
+        card = Path("student/README.md").read_text()
+        assert "ε = 3, δ = 0.0001" in card
+        holds(card, 4, "histograms", f"{stated['release']['sigma']:g}")
         assert verify_papers(student, Path("student")).problems == ()
     holds(schema_alone.run(*DESIGNED, "--yes").fine, "open", "already")
     Path("leaves.csv").write_text("patient\n7\n")
     leave = ("ensemble", "forget", "--who", "leaves.csv", "--yes")
     holds(schema_alone.run(*leave).err, "--records", "visits=FILE")
     schema_alone.run(*leave, "--records", "visits=visits.csv").fine  # noqa: B018 - asserts
-    editions = [books.ensemble(name).edition for name in ("visits", "visits-margins")]
-    assert [edition and edition.number for edition in editions] == [2, 2]
+    edition = books.ensemble("visits").edition
+    assert edition is not None
+    assert edition.number == 2
+    kept = [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
+    assert {*kept} == {pool.to_bytes()}, "nothing is released anew"
+    assert [each.outcome for each in books.charges("visits", outcome=first.outcome)] == ["released"]
     assert not books.verify("visits").problems
 
 
 @pytest.mark.parametrize(
     "steps",
-    [DESIGNED_STEPS[3:], pytest.param(DESIGNED_STEPS, marks=pytest.mark.nightly)],
+    [DESIGNED_STEPS[1::2], pytest.param(DESIGNED_STEPS, marks=pytest.mark.nightly)],
     ids=["some steps", "all steps"],
 )
-def test_killed_while_margins_are_released_they_are_paid_for_once(
+def test_killed_at_any_step_what_it_begins_with_is_paid_for_once(
     steps: list[tuple[tuple[str, str], bool]], schema_alone: Machine, tmp_path: Path
 ) -> None:
     variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(schema_alone.data)}
-    for place, after in steps:
+    pools = list[bytes]()
+    for number, (place, after) in enumerate(steps, start=1):
+        variables[SEED] = str(number)  # other noise each time
         log = tmp_path / f"{place[1]}.log"
         run = ((*DESIGNED, "--yes"), variables, str(log))
         [process] = in_processes(killed_at, (tmp_path, place, after, *run))
         assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
+        pools += [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
     schema_alone.run(*DESIGNED, "--yes").fine  # noqa: B018 - asserts
+    pools += [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
+    assert len(pools) > 1
+    assert len({*pools}) == 1, "drawn once"
     books = ledger(schema_alone)
-    margins = books.project("visits-margins")
-    assert (margins.status, margins.charges) == ("closed", 4)
-    assert sorted(each.name for each in books.ensembles()) == ["visits", "visits-margins"]
-    assert not books.verify("visits-margins").problems
+    assert [each.outcome for each in books.charges("visits")] == ["released"]
+    assert [each.name for each in books.ensembles()] == ["visits"]
+    assert not books.verify("visits").problems
 
 
 @pytest.mark.parametrize(
@@ -727,9 +744,8 @@ def test_a_schema_that_changed_after_its_histograms_is_refused(
     schema = json.loads(Path("schema.json").read_text())
     schema["columns"][column] |= changed
     Path("schema.json").write_text(json.dumps(schema))
-    holds(schema_alone.run(*DESIGNED, "--yes").err, "schema", "visits-margins", "--name")
-    assert [each.name for each in ledger(schema_alone).ensembles()] == ["visits-margins"]
-    assert not (schema_alone.data / "ensembles" / "visits").exists()
+    holds(schema_alone.run(*DESIGNED, "--yes").err, "schema", "--name")
+    assert not ledger(schema_alone).ensembles()
 
 
 @pytest.mark.parametrize(
@@ -752,7 +768,9 @@ def test_what_a_schema_alone_cannot_do_is_refused_before_anything_is_made(
     refused = schema_alone.run("quickstart", "visits.csv", "--yes", *options)
     assert refused.code == 1
     holds(refused.err, *said.split())
-    assert not (schema_alone.data / "ensembles" / "visits-margins").exists()
+    assert not (schema_alone.data / "ensembles").exists() or not [
+        *(schema_alone.data / "ensembles").iterdir()
+    ]
 
 
 def test_a_schema_is_declared_column_by_column_and_gone_on_with(
@@ -790,8 +808,8 @@ def test_a_schema_is_declared_column_by_column_and_gone_on_with(
     )
     refused = machine.run(*declare)
     holds(refused.err, "label", "command")
-    said = (refused.out + refused.err).splitlines()
-    assert sum("needs" in line for line in said) == 2, "one for each empty answer"
+    lines = (refused.out + refused.err).splitlines()
+    assert sum("needs" in line for line in lines) == 2, "one for each empty answer"
     answer(
         "ill", "label", "no,yes", "born", "date", "day-month-year", "1900-01-01", "2020-01-01", ""
     )

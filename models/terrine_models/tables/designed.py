@@ -1,19 +1,21 @@
 """Rows designed from a schema: what students ask where there is no public data.
 
     questions = margin_questions(schema)
-    cells = find_cells(questions, data)             # [N, Q]: private, one row of each person votes
-    margins = Margins.of_counts(questions, counts, sigma=80.0, units=32_561)
+    counts = count_cells(questions, data)           # private: one row of each person counts
+    margins = Margins.of_counts(questions, noisy, sigma=80.0, units=32_561)
     pool = design_pool(schema, margins, rows=8_000, seed=0)
 
 A schema is public by declaration, and so is a row that is drawn from it alone. What else is needed
 is little: where the numbers of a column lie within its range, and how common classes are. That is a
-histogram of each column, its margin, in which each person votes once; it is released with noise and
-paid for like any other votes. Rows are drawn column by column, each cell as often as any other: on
-natural rows most votes are unanimous and tell little, while these divide the teachers.
+histogram of each column, its margin, in which each person counts once; it is released with noise,
+and each project on an ensemble that is asked such rows begins with the charge for it. Rows are
+drawn column by column, each cell as often as any other: on natural rows most votes are unanimous
+and tell little, while these divide the teachers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import zipfile
 from collections.abc import Sequence
@@ -169,6 +171,25 @@ def _questions_of(column: Column, start: int) -> list[Question]:
             return []
 
 
+def count_cells(
+    questions: Sequence[Question], data: Dataset, seed: int = 0
+) -> list[NDArray[np.int64]]:
+    """How many units are in which cell of each question, by one row of each: int64[cells]. Private.
+
+    Replacing a unit moves one of each histogram from one cell to another.
+    """
+    cells = find_cells(questions, data, seed)
+    return [
+        np.bincount(of_one, minlength=each.cells).astype(np.int64)
+        for each, of_one in zip(questions, cells.T, strict=True)
+    ]
+
+
+def digest_schema(schema: TableSchema) -> str:
+    """Return the SHA-256 of a schema, as hex."""
+    return hashlib.sha256(schema.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+
+
 def find_cells(questions: Sequence[Question], data: Dataset, seed: int = 0) -> Ints:
     """The cells [U, Q] of one row of each unit: what it answers. Private.
 
@@ -199,16 +220,21 @@ class Margins:
 
     @classmethod
     def of_counts(
-        cls, questions: Sequence[Question], counts: NDArray[np.int64], *, sigma: float, units: int
+        cls,
+        questions: Sequence[Question],
+        counts: Sequence[NDArray[np.int64]],
+        *,
+        sigma: float,
+        units: int,
     ) -> Margins:
-        """Of noisy counts [Q, C], of which a question with fewer cells has the first.
+        """Of noisy counts of each question, [cells].
 
         Counts that noise explains are 0, and what is missing from `units` is spread over their
         cells: over numbers by the width of each, else evenly. Of the label, no class is 0.
         """
         shares = []
         for place, (question, row) in enumerate(zip(questions, counts, strict=True), 1):
-            seen = row[: question.cells].astype(np.float64)
+            seen = row.astype(np.float64)
             kept = np.where(seen > MIN_STANDARD_ERRORS * sigma, seen, 0.0)
             if place == len(questions):  # the label, whatever columns are called
                 kept = np.maximum(seen, max(sigma, 1.0) / 2)
@@ -251,16 +277,11 @@ class DesignedPool:
     to see how often a class is said."""
     prior: Floats
     """The share of each class, [m]."""
-    released: tuple[float, float] = (0.0, 0.0)
-    """(ε, δ) of the project that released the margins."""
 
     def to_bytes(self) -> bytes:
-        """An .npz archive with `x`, `natural`, `prior` and `released`."""
+        """An .npz archive with `x`, `natural` and `prior`."""
         made = io.BytesIO()
-        released = np.array(self.released)
-        np.savez_compressed(
-            made, x=self.rows, natural=self.natural, prior=self.prior, released=released
-        )
+        np.savez_compressed(made, x=self.rows, natural=self.natural, prior=self.prior)
         return made.getvalue()
 
     @classmethod
@@ -268,8 +289,7 @@ class DesignedPool:
         """Read such an archive. Raises DataError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as held:
-                epsilon, delta = held["released"].tolist()
-                found = cls(held["x"], held["natural"], held["prior"], (epsilon, delta))
+                found = cls(held["x"], held["natural"], held["prior"])
         except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise DataError(f"This is not a designed pool: {error}") from None
         rows, natural, prior = found.rows, found.natural, found.prior
@@ -298,13 +318,11 @@ def design_pool(
     rows: int,
     seed: int = 0,
     public: NDArray[np.float32] | None = None,
-    released: tuple[float, float] = (0.0, 0.0),
 ) -> DesignedPool:
     """Draw `rows` questions, no two of them equal as far as the schema allows.
 
     `public`: natural rows [P, D], if there are any. Their columns go together as those of margins
-    do not, so that with them a class is said about as often as it occurs. `released`: (ε, δ) of
-    the margins.
+    do not, so that with them a class is said about as often as it occurs.
     """
     random = np.random.default_rng(seed)
     designed = _draw(schema, margins, rows, random, even=True)
@@ -312,7 +330,7 @@ def design_pool(
         natural = _draw(schema, margins, NATURAL_ROWS, random, even=False)
     else:
         natural = random.permutation(public)[:NATURAL_ROWS].astype(np.float32)
-    return DesignedPool(designed, natural, margins.prior, released)
+    return DesignedPool(designed, natural, margins.prior)
 
 
 def _draw(

@@ -105,6 +105,7 @@ class EnsembleFormat:
             encoding=manifest.encoding,
             image=manifest.image,
             designed=POOL_FILE in manifest.files,
+            release=manifest.release,
         )
 
     def digest(self, directory: Path) -> str:

@@ -45,7 +45,7 @@ from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import absent
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
-from terrine_protocol.projects import ImageFormat
+from terrine_protocol.projects import HistogramRelease, ImageFormat
 from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
 
 Trained = dict[str, torch.Tensor]
@@ -228,6 +228,8 @@ class EnsemblePlan(Record):
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
+    release: Annotated[HistogramRelease | None, Field(exclude_if=absent)] = None
+    """What was released of the records to design what is asked: all projects begin with it."""
     versions: dict[str, str]
 
     @model_validator(mode="before")

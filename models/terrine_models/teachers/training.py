@@ -54,6 +54,7 @@ from terrine_models.teachers.shards import (
     partition_records,
     unit_count,
 )
+from terrine_protocol import HistogramRelease
 from terrine_protocol.files import sync_directory, write_atomically
 
 PROGRESS_FILE = "training.json"
@@ -84,6 +85,7 @@ def train_ensemble(
     trainer: Trainer = train_locally,
     key: bytes | None = None,
     pool: DesignedPool | None = None,
+    release: HistogramRelease | None = None,
 ) -> Manifest:
     """Train `teachers` teachers on disjoint shards of `data` and save them in directory `out`.
 
@@ -92,8 +94,9 @@ def train_ensemble(
     trained teachers: with 0, and after every file. `trainer` says where they are trained, and
     changes nothing else. `key`: the owner's, under which people who have names (a group) can be
     found again; without one nobody can be forgotten. `pool`: rows designed to be asked, in place of
-    `public`; they are saved beside the teachers. During training the files are in `<out>.partial`,
-    which becomes `out` at the end.
+    `public`; they are saved beside the teachers; of an interrupted training, those of
+    `load_begun_pool`. `release`: by what noisy counts of `data` they were designed. During training
+    the files are in `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
     those of an interrupted training) and DataError (public data unfit or private).
@@ -122,6 +125,7 @@ def train_ensemble(
         teachers=teachers,
         units=unit_count(data),
         partition=partition,
+        release=release,
         versions=versions(*kind.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
@@ -155,6 +159,22 @@ def train_ensemble(
                 _save_progress(work, plan, of_data, files)
             report(run.stop)
     return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
+
+
+def load_begun_pool(out: Path) -> DesignedPool | None:
+    """Return the pool that an interrupted training in `out` has; None if there is none.
+
+    Drawn again, from other noise, it would not be the one that teachers were levelled on. Raises
+    StoreError if it was altered, and DataError.
+    """
+    work = out.with_name(f"{out.name}.partial")
+    try:
+        files = json.loads((work / PROGRESS_FILE).read_bytes())["files"]
+    except (OSError, ValueError, KeyError):
+        return None  # not begun, or `train_ensemble` says that it is damaged
+    if POOL_FILE not in files:
+        return None
+    return DesignedPool.of_bytes(read_verified(work, POOL_FILE, files[POOL_FILE]))
 
 
 def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from terrine_addons.audit.evidence import (
     needed_by_answer,
     needed_share,
 )
+from terrine_protocol import Outcome
 from terrine_server.findings import AuditFinding, Part
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.records import events_of
@@ -87,7 +88,10 @@ def _check_terms(project: ProjectRecord) -> Iterator[str]:
         # Any rule that is fixed beforehand is sound. Where none was chosen, only one was quoted.
         rule=None if terms.choice is None else terms.rule,
         publishing=None if schedule is None else (schedule.publication, schedule.counts),
+        release=project.ensemble.release_spec,
     )
+    if (terms.release and terms.release.spec) != (quoted.release and quoted.release.spec):
+        yield "it does not begin with what its ensemble was made of"
     if set(terms.prices) != set(quoted.prices):
         yield "its price list has other outcomes than its mechanism"
     if terms.rule != quoted.rule:
@@ -130,7 +134,7 @@ def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
 
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
-    terms, account = project.terms, Account()
+    terms, account = project.terms, Account()  # not their start: what they begin with is priced
     for charge in ledger.stream_charges(project.name):
         due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
         if terms.allowance is not None:
@@ -143,6 +147,9 @@ def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
         ]:
             if paid < owed:
                 yield f"entry {charge.seq} paid a {name} of {paid}; its event costs {owed}"
+        if charge.outcome is Outcome.RELEASED:
+            account = account.plus_release(due)
+            continue
         if charge.figure is None:
             account = terms.capped(account.plus(due))
             continue

@@ -32,12 +32,14 @@ from terrine_server.privacy import (
     Units,
     VoteOutcome,
     build_mechanism,
+    build_release,
     gdp_squared,
     quote,
     rdp,
 )
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
+from terrine_server.privacy.releases import MAX_RELEASED
 
 OMITTED_MASS = 2.0**-180
 """The mass that a table may omit on one side, bounded by the density at its end."""
@@ -72,6 +74,17 @@ def _draw_counts(draws: int) -> NDArray[np.int64]:
     return np.asarray(counts - votes).ravel()
 
 
+def _draw_histograms(draws: int) -> NDArray[np.int64]:
+    """Return what is added to every cell of the histograms that a project begins with."""
+    cells = (len(EXAMPLE_COUNTS),) * -(-min(draws, MAX_RELEASED) // len(EXAMPLE_COUNTS))
+    release = build_release(
+        {"kind": "histograms", "sigma": 4.0, "cells": cells, "schema_sha256": "00" * 32}
+    )
+    histograms = [np.array(EXAMPLE_COUNTS)] * len(cells)
+    told = [release.add_noise(histograms) for _ in range(-(-draws // sum(cells)))]
+    return np.asarray(np.array(told, np.int64) - np.array(EXAMPLE_COUNTS)).ravel()
+
+
 NOISES = (
     NoiseAudit(
         "discrete Gaussian, σ = 4",
@@ -88,6 +101,12 @@ NOISES = (
         lambda: discrete_gaussian(4.0),
         lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
         _draw_counts,
+    ),
+    NoiseAudit(
+        "histograms that a project begins with less the cells, σ = 4",
+        lambda: discrete_gaussian(4.0),
+        lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
+        _draw_histograms,
     ),
 )
 

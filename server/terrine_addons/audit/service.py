@@ -141,7 +141,7 @@ class Transcripts:
         }
         prices = {outcome: terms.price(VoteOutcome(outcome)) for _, outcome, _ in laws}
         ended = Masses(0, np.zeros((2, 1)))
-        states = {_Place(Account(), 0, None, None): Masses(0, np.ones((2, 1)))}
+        states = {_Place(terms.start, 0, None, None): Masses(0, np.ones((2, 1)))}
         while states:
             later: dict[_Place, Masses] = {}
             for place, masses in states.items():

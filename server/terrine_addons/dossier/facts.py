@@ -580,7 +580,19 @@ def flat(value: Any, above: str = "") -> Sequence[tuple[str, Any]]:
 
 
 def what_leaves(info: ProjectInfo, ensemble: DossierEnsemble) -> str:
-    """Say what students get for an input, and who votes."""
+    """Say what students get for an input, and who votes; and what the project began with."""
+    release = info.ensemble.release
+    answers = _what_answers_tell(info, ensemble)
+    if release is None:
+        return answers
+    return (
+        f"First, once, {len(release.cells)} histograms leave: of one row of each unit, how many "
+        "are in which cell of each column, with random noise on every number; the rows that are "
+        f"asked are made of them, and published. {answers}"
+    )
+
+
+def _what_answers_tell(info: ProjectInfo, ensemble: DossierEnsemble) -> str:
     units = f"{ensemble.units:,}"
     teachers = (
         f"{info.ensemble.teachers:,} teachers, each trained on a disjoint part of the records"
@@ -627,6 +639,12 @@ def unit_details(ensemble: DossierEnsemble) -> str:
         "person": f"one person, who is all rows with the same {trained.grouped_by},",
         "teacher": f"all that one teacher was trained on (disjoint by: {trained.grouped_by})",
     }[trained.unit]
+    begins = (
+        ""
+        if ensemble.account.release is None
+        else " Of the histograms that a project begins with, one unit of each may move to another "
+        "cell."
+    )
     changes = (
         "The votes of this unit alone may change, within its account in each project."
         if ensemble.account.kind == "neighbours"
@@ -637,7 +655,7 @@ def unit_details(ensemble: DossierEnsemble) -> str:
     )
     return (
         f"Data sets are neighbours if they differ in {what} replaced in place by anything else "
-        f"(bounded DP: the number, {ensemble.units:,}, is public). {changes}"
+        f"(bounded DP: the number, {ensemble.units:,}, is public). {changes}{begins}"
     )
 
 
@@ -686,8 +704,15 @@ def _features(ensemble: DossierEnsemble) -> str:
 def _mechanisms(facts: Facts, project: Project) -> str:
     info, code = project.info, facts.code
     spec = info.mechanism.model_dump(mode="json")
+    release = info.ensemble.release
+    first = (
+        ""
+        if release is None
+        else f"{release.kind} ({len(release.cells)}, sigma = {release.sigma:g}; "
+        "docs/privacy/margins.md); then "
+    )
     return (
-        f"{spec['name']} ({describe_parameters(spec)}); docs/privacy/{spec['name']}.md has "
+        f"{first}{spec['name']} ({describe_parameters(spec)}); docs/privacy/{spec['name']}.md has "
         f"algorithm, proof and tests. Own implementation: Terrine {code.version}, Python "
         f"{code.python}. Noise is discrete, sampled exactly by inversion from 256 bits of the "
         "operating system's randomness, so there is no floating-point noise. "

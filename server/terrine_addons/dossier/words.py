@@ -92,7 +92,7 @@ WHO_SEES = (
         "SHA-256s",
     ),
     Visibility(
-        "votes, margins, noise",
+        "votes, exact counts, noise",
         "no",
         "no",
         "no interface shows them; anyone who holds teachers or records can compute votes",
@@ -154,10 +154,10 @@ STORED = (
         "a person is forgotten (--group), or the owner deletes the ensemble's files",
     ),
     Retention(
-        "cells of people, of histograms from which rows are designed",
-        "in which part of each column one row of each is, and its label: as confidential as these; "
-        "kept when the project of the histograms is closed",
-        "a person is forgotten (--group), or the owner deletes the ensemble's files",
+        "rows that are designed, of histograms with noise",
+        "what each project on the ensemble begins with, and paid for: of people it says no more "
+        "than the promise",
+        "the owner deletes the ensemble's files; who leaves changes nothing that was told",
     ),
     Retention(
         "accounts of people, of neighbours",
@@ -195,7 +195,7 @@ STORED = (
 ERASURE = (
     "What an answer told cannot be taken back; the promise bounds what it told of anyone. Where "
     "people are named (--group), the owner lets one go while the service runs: the copies of her "
-    "records, and of the cells that they are in, are removed, or the teacher that had them is "
+    "records are removed, or the teacher that had them is "
     "trained without them, under the same cap. A keyed digest stays, so that she is not added "
     "again. Backups, and the owner's own files, are the owner's to clean. Students' inputs leave "
     "nothing but digests; those stay in the ledger."

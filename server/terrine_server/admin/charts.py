@@ -19,7 +19,13 @@ LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 34
 """Margins around the plot, for the numbers at its axes."""
 METER_WIDTH = 100
 """Width of a meter."""
-STACKED_OUTCOMES = (Outcome.ANSWERED, Outcome.REINFORCED, Outcome.ABSTAINED, Outcome.PUBLISHED)
+STACKED_OUTCOMES = (
+    Outcome.ANSWERED,
+    Outcome.REINFORCED,
+    Outcome.ABSTAINED,
+    Outcome.PUBLISHED,
+    Outcome.RELEASED,
+)
 
 
 def draw_meter(title: str, **parts: float) -> Markup:

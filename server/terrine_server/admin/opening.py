@@ -59,7 +59,7 @@ from terrine_server.planning.opening import (
     max_queries,
 )
 from terrine_server.planning.plan import plan
-from terrine_server.privacy import Account, ParameterError
+from terrine_server.privacy import ParameterError
 
 router = APIRouter(prefix=f"{PAGES_PATH}/open")
 
@@ -264,7 +264,7 @@ def _price_terms(
     return TermsOutlook(
         quoted,
         replace(cap, added=terms.cap_budget),
-        max_queries(terms, Account()),
+        max_queries(terms, terms.start),
         answered,
         right,
         "" if quoted.fits else suggest_room(ledger, ensemble, terms.epsilon, price),

@@ -63,7 +63,7 @@ Instant = Annotated[
     Query(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(3000, 1, 1, tzinfo=UTC)),
 ]
 CSV = "text/csv"
-PaidOutcome = Literal["answered", "abstained", "reinforced", "published"]
+PaidOutcome = Literal["answered", "abstained", "reinforced", "published", "released"]
 CSV_COLUMNS = [
     "project",
     "seq",

@@ -160,8 +160,8 @@ def budget(services: ServicesDep, project: OwnProject) -> Budget:
     responses={
         200: {
             "description": "An .npz archive: `x` float32 [R, D], the inputs to ask; `natural` "
-            "float32 [P, D], public rows, or drawn as released margins are; `prior` float64 [m]; "
-            "`released` float64 [2], ε and δ of the margins.",
+            "float32 [P, D], public rows, or drawn as released margins are; `prior` float64 [m]. "
+            "What was released to design them is paid for by the project's first charge.",
             "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         },
         **openapi.problems("not-found", "ensemble-unavailable"),

@@ -265,6 +265,13 @@ def _describe_prices(record: ProjectRecord) -> str:
         f"{outcome} {price.cost / 1e12:.6g}, {price.cost / terms.budget:.3%} of the budget"
         for outcome, price in terms.prices.items()
     ]
+    if terms.release is not None:
+        cost = terms.release.price.cost
+        lines.insert(
+            0,
+            f"first, once: {terms.release.spec['kind']} {cost / 1e12:.6g}, "
+            f"{cost / terms.budget:.3%} of the budget",
+        )
     for listed in terms.by_baseline:
         prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
         least = (listed.baseline - 0.5) / record.ensemble.facts.teachers

@@ -22,17 +22,17 @@ from terrine_models.tables.designed import (
     NATURAL_ROWS,
     DesignedPool,
     Margins,
+    count_cells,
     design_pool,
     margin_questions,
 )
 from terrine_models.tables.loading import has_column, is_table, read_schema
 from terrine_models.tables.roles import SchemaProposal, find_repeated_people, propose_schema
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.margins import MarginTeachers, digest_schema, save_margin_voters
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
-from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import EnsembleRegister, ProjectOpen, ProjectStatus, Role, TokenCreate
+from terrine_models.teachers.training import load_begun_pool, train_ensemble
+from terrine_protocol import EnsembleRegister, HistogramRelease, ProjectOpen, Role, TokenCreate
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
 from terrine_protocol.tables import TableSchema
@@ -48,8 +48,6 @@ from terrine_server.cli.console import (
 )
 from terrine_server.cli.options import Yes, mechanism_text
 from terrine_server.errors import InvalidTerms, NotFound
-from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.labeling.pipeline import ask_every_question
 from terrine_server.ledger import (
     DEFAULT_POPULATION,
     Ledger,
@@ -70,12 +68,10 @@ from terrine_server.owner.operations import (
 from terrine_server.owner.sign_in import Tokens, load_secret_key
 from terrine_server.planning.first_project import (
     DESIGNED_ROWS,
-    MARGIN_SHARE,
     FirstProject,
     Setting,
     label_mechanisms,
     max_guess_accuracy,
-    plan_release,
 )
 from terrine_server.planning.forecast import (
     DRAWS,
@@ -85,7 +81,6 @@ from terrine_server.planning.forecast import (
     compare_options,
     forecast_design,
 )
-from terrine_server.privacy import Account
 from terrine_server.privacy.mechanisms import NoisyVotes
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
@@ -93,8 +88,6 @@ from terrine_server.settings import Settings
 
 LABEL = "quickstart"
 """Of the token, for the owner's records."""
-MARGINS = "-margins"
-"""After the name of a project: that of the ensemble and the project of its margins."""
 MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
 
@@ -346,9 +339,11 @@ def quickstart(
         )
         say(f"Project {name} is open.")
     else:
-        _check_epsilon_of(ledger, record, epsilon)
-        if record.ensemble.facts.designed and _is_registered(ledger, f"{name}{MARGINS}"):
-            ledger.set_status(f"{name}{MARGINS}", ProjectStatus.CLOSED)  # if it was interrupted
+        if record.terms.epsilon != epsilon:
+            fail(
+                f"{name} is open with ε = {record.terms.epsilon:g}, for good. Leave --epsilon as "
+                "it was, or choose another --name."
+            )
         say(f"Project {name} is open already, with ε = {epsilon:g}.")
     _finish(public, ledger, settings, record)
 
@@ -367,27 +362,6 @@ def _check_stated(
                 f"{path} is not a table. Only of rows of a table can be said what they may hold; "
                 "pictures and arrays have no --schema, and need --public data to be asked about."
             )
-
-
-def _check_epsilon_of(ledger: Ledger, record: ProjectRecord, epsilon: float) -> None:
-    """Refuse another ε than that of an open project, with its margins if it has any."""
-    terms, has = record.terms, f"ε = {record.terms.epsilon:g}"
-    of_votes = epsilon
-    if record.ensemble.facts.designed and _is_registered(ledger, f"{record.name}{MARGINS}"):
-        margins = ledger.project(f"{record.name}{MARGINS}")
-        has += f", beside its margins with ε = {margins.terms.epsilon:g}"
-        of_votes = plan_release(
-            questions=int(margins.ensemble.facts.input.high) + 1,
-            cells=len(margins.ensemble.facts.classes),
-            units=record.ensemble.units,
-            epsilon=epsilon,
-            delta=terms.delta,
-        ).votes_epsilon
-    if terms.epsilon != of_votes:
-        fail(
-            f"{record.name} is open with {has}, for good. Leave --epsilon as it was, or choose "
-            "another --name."
-        )
 
 
 @dataclass(frozen=True)
@@ -508,13 +482,8 @@ def _read(
     return _Rows(records, unit_count(records), person, pool, labelled, schema, several), given
 
 
-def _forecast(
-    rows: _Rows, epsilon: float, joined: PopulationRecord | None, *, only_designed: bool = False
-) -> Forecast:
-    """Forecast what each way to ask the records would buy, from public rows if there are any.
-
-    `only_designed`: margins are released already, so no other way is open.
-    """
+def _forecast(rows: _Rows, epsilon: float, joined: PopulationRecord | None) -> Forecast:
+    """Forecast what each way to ask the records would buy, from public rows if there are any."""
     like, pool, sample = rows.like, rows.pool, rows.labelled
     encoding = None if rows.schema is None else read_schema(rows.schema)
     limit = None if joined is None else joined.limit
@@ -547,7 +516,6 @@ def _forecast(
             pool,
             labelled=rows.labelled is not None,
             people=rows.person is not None,
-            only_designed=only_designed,
         )
 
 
@@ -565,9 +533,7 @@ def _open(
 ) -> ProjectRecord:
     """Do all that is missing until the project is open."""
     name = register.name
-    of_margins = register.model_copy(update={"name": f"{name}{MARGINS}"})
-    begun = _is_registered(ledger, of_margins.name)
-    registered, joined = _find_population(ledger, of_margins if begun else register)
+    registered, joined = _find_population(ledger, register)
     directory = settings.ensembles_dir / name
     schema = _schema_file(settings, name)
     proposed = given.schema is None and not schema.exists()
@@ -582,28 +548,20 @@ def _open(
         )
     if (private := rows.like) is None:
         raise RuntimeError("there are no private records")
-    forecast = _forecast(rows, epsilon, joined, only_designed=begun)
+    forecast = _forecast(rows, epsilon, joined)
     first = forecast.first
     if joined is None:
         cap = {"epsilon": first.cap.epsilon, "delta": first.cap.delta, "rule": first.cap.rule.name}
-        register, of_margins = (each.model_copy(update=cap) for each in (register, of_margins))
-    elif not begun:
+        register = register.model_copy(update=cap)
+    else:
         _check_joining(ledger, name, joined, first, by_person=private.groups is not None)
     _show_forecast(forecast, rows, joined, log)
     _check_above_chance(forecast, rows.schema, anyway=anyway)
     of = register.population or DEFAULT_POPULATION if joined is None else joined.name
-    pool: PublicData | DesignedPool | None = rows.pool
-    if first.release is not None:
-        _release_margins(private, first, ledger, settings, of_margins, of, yes=yes)
-        register, registered = EnsembleRegister(name=name, population=of), True
     if directory.exists():
         _check_same(directory, private, first)
     else:
-        if first.release is not None:
-            pool = _design_rows(private, rows.pool, first, ledger, settings, of_margins.name)
-        if pool is None:
-            raise RuntimeError("there are no public rows")
-        _make_ensemble(private, pool, settings, directory, name, first, yes=yes)
+        _make_ensemble(private, rows.pool, settings, directory, name, first, yes=yes)
     if not registered:
         _ask(
             f"Fix the cap of {of} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}, and open "
@@ -623,90 +581,30 @@ def _open(
         expected_pass_rate=first.pass_rate,
     )
     record = open_project(ledger, opening)
-    if first.release is not None:
-        ledger.set_status(of_margins.name, ProjectStatus.CLOSED)
-    elif log.verbose:
+    if log.verbose and first.release is None:
         _show_commands(data, given, settings, rows.schema, first, opening, register)
     return record
 
 
-def _release_margins(
-    private: Dataset,
-    first: FirstProject,
-    ledger: Ledger,
-    settings: Settings,
-    register: EnsembleRegister,
-    population: str,
-    *,
-    yes: bool,
-) -> None:
-    """Open the project of the margins, of an ensemble of their own, as far as it is missing."""
-    if first.release is None:
-        raise ValueError("nothing is designed")
-    directory = settings.ensembles_dir / register.name
-    if not _is_registered(ledger, register.name):
-        copied = f"Copy to {directory} in which cells of the histograms one row of each is"
-        fixed = f"fix the cap of {population} at ε = {first.cap.epsilon:g}, δ = {first.cap.delta:g}"
-        _ask(
-            f"{copied}, and release the histograms under the cap of {population}?"
-            if first.joins
-            else f"{copied}, {fixed}, and release the histograms? The cap cannot be changed.",
-            yes,
-        )
-        if not directory.exists():
-            key = records_key(settings, make=True)
-            save_margin_voters(private, directory, name=register.name, key=key)
-        register_ensemble(ledger, settings, register)
-    made_by = load_manifest(directory).teacher
-    if not isinstance(made_by, MarginTeachers):
-        fail(f"{directory} holds no histograms. Choose another --name.")
-    if made_by.schema_sha256 != digest_schema(_schema_of(private)):
-        fail(
-            f"The schema is not the one by which {register.name} was made, whose histograms may "
-            "have other columns, ranges or categories. Change it back, or choose another --name."
-        )
-    try:
-        opened = ledger.project(register.name).terms.epsilon
-    except NotFound:
-        open_project(
-            ledger,
-            ProjectOpen(
-                name=register.name,
-                ensemble=register.name,
-                mechanism={"name": "noisy_votes", "sigma": first.release.sigma},
-                epsilon=first.release.epsilon,
-                delta=first.delta,
-                purpose="Histograms of the columns, from which rows to ask are designed.",
-            ),
-        )
-    else:
-        if opened != first.release.epsilon:
-            fail(
-                f"{register.name} is open with ε = {opened:g}, and not {first.release.epsilon:g}, "
-                "for good. Leave --epsilon as it was, or choose another --name."
-            )
-
-
 def _design_rows(
-    private: Dataset,
-    public: PublicData | None,
-    first: FirstProject,
-    ledger: Ledger,
-    settings: Settings,
-    margins_name: str,
+    private: Dataset, public: PublicData | None, first: FirstProject, directory: Path
 ) -> DesignedPool:
-    """Design what is asked, from released margins."""
+    """Design what is asked, from histograms with noise, which each project begins with.
+
+    Nobody is told anything before a project's first charge has paid for them: until then, the rows
+    are in the directory of the teachers alone, which is as private as the records.
+    """
     if first.release is None:
         raise ValueError("nothing is designed")
+    begun = load_begun_pool(directory)
+    if begun is not None:
+        return begun
     schema = _schema_of(private)
-    counts = ask_every_question(ledger, LocalVoters(settings.data_dir, "cpu"), margins_name)
-    margins = Margins.of_counts(
-        margin_questions(schema), counts, sigma=first.release.sigma, units=first.units
-    )
+    questions = margin_questions(schema)
+    counts = first.release.add_noise(count_cells(questions, private))
+    margins = Margins.of_counts(questions, counts, sigma=first.release.sigma, units=first.units)
     natural = None if public is None else public.inputs.astype(np.float32)
-    terms = ledger.project(margins_name).terms
-    released = (terms.epsilon, terms.delta)
-    return design_pool(schema, margins, first.rows, public=natural, released=released)
+    return design_pool(schema, margins, first.rows, public=natural)
 
 
 def _schema_of(private: Dataset) -> TableSchema:
@@ -750,22 +648,22 @@ def _check_joining(
     members = [each for each in ledger.ensembles() if each.population.id == joined.id]
     check_unit(name, joined.name, members, by_person=by_person)
     check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
-    wanted = first.all_terms
+    wanted = first.terms
     fits = (
-        joined.reserved + sum(each.cap_budget for each in wanted) <= joined.cap
-        and joined.delta_reserved + sum(each.delta_budget for each in wanted) <= joined.delta_cap
+        joined.reserved + wanted.cap_budget <= joined.cap
+        and joined.delta_reserved + wanted.delta_budget <= joined.delta_cap
     )
     if not fits:
         fail(
             f"The cap of the population {joined.name} (ε = {joined.epsilon:g}, "
-            f"δ = {joined.delta:g}) has no room for a project of ε = {first.whole_epsilon:g}. "
-            f"{suggest_room(ledger, members[0], first.whole_epsilon, first.price)}"
+            f"δ = {joined.delta:g}) has no room for a project of ε = {first.epsilon:g}. "
+            f"{suggest_room(ledger, members[0], first.epsilon, first.price)}"
         )
 
 
 def _make_ensemble(
     private: Dataset,
-    pool: PublicData | DesignedPool,
+    public: PublicData | None,
     settings: Settings,
     directory: Path,
     name: str,
@@ -775,7 +673,6 @@ def _make_ensemble(
 ) -> None:
     """Train the teachers, or place the records."""
     plan, key = first.neighbours, records_key(settings, make=True)
-    public = pool if isinstance(pool, PublicData) else None
     if plan is not None and public is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", yes)
         with console.status("Placing the records"):
@@ -788,17 +685,20 @@ def _make_ensemble(
                 key=key,
             )
         return
-    # Of designed rows, the cap is fixed already: there is no other question.
-    opened = "" if public else ", and open the project"
-    _ask(f"Train {first.teachers:,} teachers in {directory}{opened}?", yes)
+    _ask(f"Train {first.teachers:,} teachers in {directory}?", yes)
+    pool = release = None
+    if first.release is not None:
+        pool = _design_rows(private, public, first, directory)
+        release = HistogramRelease.model_validate(first.release.spec)
     with teachers_bar(console, first.teachers) as on_trained:
         train_ensemble(
             private,
             directory,
             name=name,
             teachers=first.teachers,
-            public=public,
-            pool=pool if isinstance(pool, DesignedPool) else None,
+            public=None if pool is not None else public,
+            pool=pool,
+            release=release,
             on_trained=on_trained,
             key=key,
         )
@@ -948,10 +848,10 @@ def _show_forecast(
     unit, units, several = "record", "records", rows.rows_of_people
     if rows.person is not None:
         unit, units, several = f"{rows.person}, with all its records", "people", ""
-    right = max_guess_accuracy(first.whole_epsilon, first.delta)
+    right = max_guess_accuracy(first.epsilon, first.delta)
     lines = {
         "Protects": f"each single {unit}, of {first.units:,}.{several}",
-        "How much": f"ε = {first.whole_epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
+        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",
         "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}".rstrip(),
@@ -999,13 +899,17 @@ def _describe_option(first: FirstProject, unit: str) -> str:
         )
     if (release := first.release) is not None:
         return (
-            f"{teachers} {noise} They are asked rows that are designed from the schema. Before, "
-            f"{release.queries} histograms are released, in which each of the {unit} counts once, "
-            f"with noise of σ = {release.sigma:g} in every count: how common classes are (within "
-            f"{min(1.0, 2 * release.sigma / first.units):.1%}), and where the numbers of a column "
-            f"lie. They take {MARGIN_SHARE:.0%} of the budget."
+            f"{teachers} {noise} They are asked rows that are designed from the schema. The "
+            f"project begins with {len(release.cells)} histograms, in which each of the {unit} "
+            f"counts once, with noise of σ = {release.sigma:g} in every count: how common classes "
+            f"are (within {min(1.0, 2 * release.sigma / first.units):.1%}), and where the numbers "
+            f"of a column lie. By themselves they cost ε = {_describe_release_epsilon(first)}."
         )
     return f"{teachers} {noise}"
+
+
+def _describe_release_epsilon(first: FirstProject) -> str:
+    return f"{first.terms.epsilon_spent(first.terms.start.spent):.2g}"
 
 
 def _explain_choice(forecast: Forecast) -> str:
@@ -1100,7 +1004,7 @@ def _certain_answers(first: FirstProject) -> str:
         if first.neighbours is not None:
             said += " (an empty one, and free, where all similar records have stopped voting)"
         return said
-    queries = min(first.rows, first.terms.affordable(Account()))
+    queries = min(first.rows, first.terms.affordable(first.terms.start))
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
 
 
@@ -1146,9 +1050,15 @@ def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
     manifest = load_manifest(directory)
     have = manifest.teachers, manifest.units, manifest.input, manifest.classes
     by_units = manifest.teacher.kind == "neighbours"
-    if have != (first.teachers, first.units, private.spec, private.classes) or by_units != bool(
-        first.neighbours
-    ):
+    wanted = None if first.release is None else first.release.spec
+    begins = None if manifest.release is None else manifest.release.model_dump(mode="json")
+    if begins is not None and wanted is not None and begins != wanted:
+        fail(
+            f"{directory} begins with other histograms: the schema or --epsilon is not the one "
+            "that it was made with. Change it back, or choose another --name."
+        )
+    same = have == (first.teachers, first.units, private.spec, private.classes)
+    if not same or by_units != bool(first.neighbours) or begins != wanted:
         fail(
             f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units, "
             f"of the kind {manifest.teacher.kind}. Choose another --name, or give the data that "

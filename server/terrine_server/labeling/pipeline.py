@@ -417,28 +417,6 @@ class AccountsCheck:
     same: bool | None
 
 
-def ask_every_question(ledger: Ledger, voters: Voters, name: str) -> np.ndarray:
-    """Ask a project of margins all its questions; return their noisy counts, int64 `[Q, C]`.
-
-    They are charged before they are returned, and asked again they are free. Raises a
-    `ServiceError`, also if the budget does not pay for all of them.
-    """
-    project = ledger.project(name)
-    questions = int(project.ensemble.facts.input.high) + 1
-    labeling = Labeling(ledger, voters, Metrics(), max_batch=questions)
-    asked = labeling.check(name, np.arange(questions, dtype=np.uint8)[:, None])
-    (found,) = labeling.answer(name, [asked])
-    if isinstance(found, ServiceError):
-        raise found
-    counts = [result.counts for result in found.results if result.counts is not None]
-    if len(counts) < questions:
-        raise Conflict(
-            f"Only {len(counts)} of {questions} questions of {name} were answered: its budget was "
-            "spent otherwise. Release the margins by a project of another name."
-        )
-    return np.array(counts)
-
-
 def recompute_accounts(
     ledger: Ledger, voters: Voters, name: str, inputs: np.ndarray
 ) -> AccountsCheck:

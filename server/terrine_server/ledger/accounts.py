@@ -35,6 +35,7 @@ from terrine_server.privacy import (
     Accounts,
     BoundRelease,
     PublishedBound,
+    ReleasedCounts,
     VoteOutcome,
     event_from_json,
 )
@@ -295,8 +296,8 @@ def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
     known = {}
     for outcome, event in json.loads(events).items():
         charged = event_from_json(event)
-        if isinstance(charged, PublishedBound):
-            raise TypeError("no query is charged for a publication")
+        if isinstance(charged, PublishedBound | ReleasedCounts):
+            raise TypeError("no query is charged for a publication or a release")
         known[VoteOutcome(outcome)] = charged
     return Meter(known, teachers=teachers, classes=classes, order=order)
 
@@ -304,7 +305,8 @@ def _meter(events: str, teachers: int, classes: int, order: float) -> Meter:
 def open_tally(tx: Transaction, project: ProjectRecord) -> None:
     """Store an empty tally for a project that was just opened."""
     empty = np.zeros(meter_of(project).size, dtype=_COUNTS)
-    tx.insert(secret_spends, {"project_id": project.id, "charges": 0, "tally": empty.tobytes()})
+    row = {"project_id": project.id, "charges": project.terms.start.charges}
+    tx.insert(secret_spends, {**row, "tally": empty.tobytes()})
 
 
 def load_tally(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretTally | None:

@@ -155,6 +155,11 @@ def publication_digest(genesis: str, number: int) -> bytes:
     return _sha256("terrine/publication/1", bytes.fromhex(genesis), number)
 
 
+def release_digest(genesis: str) -> bytes:
+    """Return the digest that what a project begins with has in place of a query's."""
+    return _sha256("terrine/release/1", bytes.fromhex(genesis))
+
+
 def _sha256(*fields: Field) -> bytes:
     return hashlib.sha256(frame(*fields)).digest()
 

@@ -36,6 +36,7 @@ from terrine_server.ledger.chain import (
     hasher,
     iso,
     publication_digest,
+    release_digest,
 )
 from terrine_server.ledger.database import Transaction, check_written
 from terrine_server.ledger.records import (
@@ -293,6 +294,31 @@ _CHARGE = text(
 )
 
 
+def charge_release(tx: Transaction, project: ProjectRecord) -> None:
+    """Charge what a project begins with, in the transaction that opens it.
+
+    Raises ValueError for one that begins with nothing, and LedgerCorrupted if the database ignored
+    a part.
+    """
+    if project.terms.release is None:
+        raise ValueError("the project begins with nothing")
+    start, query = project.terms.start, release_digest(project.genesis)
+    kind = EntryFields(project).fields(Outcome.RELEASED, project.terms.release.price, None)
+    head = hasher(project.id)(
+        bytes.fromhex(project.genesis), 1, iso(tx.now), query, query, frame_kind(*kind)
+    )
+    after = replace(
+        project,
+        spent=start.spent,
+        delta_spent=start.delta_spent,
+        cap_spent=start.cap_spent,
+        charges=start.charges,
+        head=head.hex(),
+    )
+    if not append(tx, project, after, [(1, query, query, *kind, None, head)]):
+        raise LedgerCorrupted("The database ignored what was written to it.", project.name)
+
+
 SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
 
@@ -419,7 +445,7 @@ def _entries(
         delta_spent=account.delta_spent,
         cap_spent=account.cap_spent,
         charges=account.charges,
-        published=publications(published),
+        published=publications(published, project.terms),
         head=head.hex(),
     )
     return after, entries

@@ -165,6 +165,7 @@ def _history(project: ProjectRecord, sums: _Sums) -> History:
         if published != before and project.terms.schedule is not None:
             price = project.terms.schedule.price.cost
             before, spent = published, project.published[published - 1].figure + published * price
+            spent += project.terms.start.spent
         spent += part.paid
         found.append(ProjectPosition(part.seq, part.at, spent))
     if spent != project.spent:

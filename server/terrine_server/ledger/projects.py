@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import LogEntry, ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import accounts, log, losses, rows
+from terrine_server.ledger import accounts, charging, log, losses, rows
 from terrine_server.ledger.chain import ACTIONS_ABOUT, Action, canonical_json, genesis
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
@@ -97,7 +97,7 @@ def maintenance_of(entries: Sequence[LogEntry]) -> Maintenance | None:
 
 
 def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
-    """Open a project; see `Ledger.open_project`."""
+    """Open a project, and charge what it begins with; see `Ledger.open_project`."""
     name, terms = new.name, new.terms
     check_name("a project", name)
     row, ensemble = rows.lock_ensemble(tx, new.ensemble)
@@ -136,6 +136,9 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
     reserve(tx, ensemble, terms.cap_budget, terms.delta_budget)
     opened = {**fields, "ensemble": ensemble.name}
     log.record_row(tx, Action.PROJECT_OPENED, name, opened)
+    if terms.release is not None:
+        made = tx.connection.execute(rows.project_by("name"), {"name": name}).one()
+        charging.charge_release(tx, rows.project_record(made, tx.seals, begun=False))
     project = rows.fetch_project(tx.connection, tx.seals, f"called {name}", name=name)
     if terms.schedule is not None:
         accounts.open_tally(tx, project)
@@ -154,6 +157,8 @@ def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord
         raise InvalidTerms(str(error)) from error
     if set(built.events()) != set(terms.prices):
         raise InvalidTerms(f"The terms were not quoted for the mechanism {built.name}.")
+    if (None if terms.release is None else dict(terms.release.spec)) != ensemble.release_spec:
+        raise InvalidTerms(f"The terms do not begin with what {ensemble.name} was made of.")
     return events_of(built)
 
 

@@ -120,6 +120,12 @@ class EnsembleRecord:
         return self.facts.group_column or of_table
 
     @property
+    def release_spec(self) -> dict[str, Any] | None:
+        """What each of its projects begins with (`privacy.build_release`), or None."""
+        release = self.facts.release
+        return None if release is None else release.model_dump(mode="json")
+
+    @property
     def unit(self) -> str:
         """What the promise protects one of, as text."""
         facts = self.facts
@@ -177,10 +183,16 @@ class ProjectRecord:
             spent=self.spent,
             delta_spent=self.delta_spent,
             cap_spent=self.cap_spent,
-            queries=self.charges - len(self.published),
+            queries=self.charges - self.released - len(self.published),
             published=len(self.published),
-            fresh=self.charges > (self.published[-1].seq if self.published else 0),
+            fresh=self.charges > (self.published[-1].seq if self.published else self.released),
+            released=self.released,
         )
+
+    @property
+    def released(self) -> int:
+        """How many of its entries are for what it begins with: the first, or none."""
+        return 0 if self.terms.release is None else 1
 
     @property
     def affordable(self) -> int:
@@ -373,6 +385,8 @@ class EntryFields:
         self._events = dict(project.events)
         if project.terms.schedule is not None:
             self._events[Outcome.PUBLISHED] = project.terms.schedule.publication.event.to_json()
+        if project.terms.release is not None:
+            self._events[Outcome.RELEASED] = project.terms.release.event.to_json()
         self._recorded: dict[tuple[str, int], str] = {}
 
     def fields(

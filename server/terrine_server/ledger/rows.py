@@ -525,9 +525,10 @@ def _facts(text: str) -> EnsembleFacts:
         raise ValueError(f"{first} is not what was registered") from None
 
 
-def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
+def project_record(row: Row[Any], seals: Seals, *, begun: bool = True) -> ProjectRecord:
     """Return the record of a row of `select_projects`.
 
+    `begun`: False of one that is being opened, whose release is not charged yet.
     Raises LedgerCorrupted unless its terms and its ensemble are those that it was opened with, its
     balance is possible for its number of charges, its seal is right, the administrative log says
     the same, and its last charge is as `check_last_charge` requires.
@@ -535,22 +536,24 @@ def project_record(row: Row[Any], seals: Seals) -> ProjectRecord:
     with readable(f"The account of project {row.name!r}", str(row.name)):
         fields = dict(row._mapping)
         check_types(projects.c, fields)
+        terms = terms_from_text(row.terms)
         project = ProjectRecord(
             id=row.id,
             name=row.name,
             ensemble=ensemble_record(row, seals),
             mechanism=json.loads(row.mechanism),
             events=json.loads(row.events),
-            terms=terms_from_text(row.terms),
+            terms=terms,
             genesis=row.genesis.hex(),
             opened_at=row.opened_at,
             title=row.title,
             purpose=row.purpose,
-            **_account_fields(row),
+            **_account_fields(row, terms),
         )
         if genesis(fields) != row.genesis:
             raise ValueError("the terms are not those that the project was opened with")
-        check_account(project)
+        if begun:
+            check_account(project)
         seals.check("projects", fields)
         check_logged("project", {**fields, "ensemble": project.ensemble.name})
     check_last_charge(project, [] if row.last_seq is None else [(row.last_seq, row.last_hash)])
@@ -570,12 +573,15 @@ def check_account(project: ProjectRecord) -> None:
     last = project.published[-1] if project.published else None
     figure = last.figure if last else 0
     since = account.queries - last.queries if last else account.queries
+    if project.charges < terms.start.charges:
+        raise ValueError("what it begins with was not charged")
     # A figure replaces the cost of the queries before it; additive δ is never given back.
-    for name, budget, price, queries, settled in [
+    for name, budget, price, queries, figured in [
         ("spent", terms.budget, "cost", since, figure),
         ("cap_spent", terms.cap_budget, "cap_cost", since, figure),
         ("delta_spent", terms.delta_budget, "delta", account.queries, 0),
     ]:
+        settled = figured + getattr(terms.start, name)
         if terms.schedule is not None:
             settled += account.published * getattr(terms.schedule.price, price)
         least = settled + queries * getattr(terms.least, price)
@@ -615,7 +621,7 @@ def check_last_charge(project: ProjectRecord, ends: Collection[tuple[int, Any]])
         )
 
 
-def _account_fields(row: Any) -> dict[str, Any]:
+def _account_fields(row: Any, terms: Terms) -> dict[str, Any]:
     """Return what may change in a project's record."""
     return {
         "status": ProjectStatus(row.status),
@@ -623,26 +629,26 @@ def _account_fields(row: Any) -> dict[str, Any]:
         "delta_spent": row.delta_spent,
         "cap_spent": row.cap_spent,
         "charges": row.charges,
-        "published": _parse_published(row.published),
+        "published": _parse_published(row.published, terms),
         "head": row.head.hex(),
         "closed_at": row.closed_at,
         "seal": row.seal,
     }
 
 
-def publications(entries: Iterable[tuple[int, int]]) -> list[Publication]:
+def publications(entries: Iterable[tuple[int, int]], terms: Terms) -> list[Publication]:
     """Return the records of publications, from the number and figure of each entry."""
     return [
         Publication(seq, seq - number, figure)
-        for number, (seq, figure) in enumerate(entries, start=1)
+        for number, (seq, figure) in enumerate(entries, start=1 + terms.start.released)
     ]
 
 
-def _parse_published(text: str) -> list[Publication]:
+def _parse_published(text: str, terms: Terms) -> list[Publication]:
     entries = json.loads(text)
     if not isinstance(entries, list):
         raise TypeError("published is not a list")
-    return publications(entries)
+    return publications(entries, terms)
 
 
 SELECT_SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
@@ -694,7 +700,7 @@ class ProjectCache:
                     fetch_project(connection, self._seals, f"number {row.id}", **same)
                 )
             ensemble = load_newest_edition(connection, self._seals, opened.ensemble)
-            account = replace(opened, ensemble=ensemble, **_account_fields(row))
+            account = replace(opened, ensemble=ensemble, **_account_fields(row, opened.terms))
             check_account(account)
             return account
 

@@ -216,9 +216,13 @@ charges = Table(
     ),
     CheckConstraint("seq >= 1", name="seq"),
     CheckConstraint(
-        "outcome IN ('answered', 'abstained', 'reinforced', 'published')", name="outcome"
+        "outcome IN ('answered', 'abstained', 'reinforced', 'published', 'released')",
+        name="outcome",
     ),
-    CheckConstraint("(outcome IN ('abstained', 'published')) = (label IS NULL)", name="label"),
+    CheckConstraint(
+        "(outcome IN ('abstained', 'published', 'released')) = (label IS NULL)", name="label"
+    ),
+    CheckConstraint("outcome <> 'released' OR seq = 1", name="released"),
     CheckConstraint("label >= 0", name="label_index"),
     CheckConstraint("(outcome = 'published') = (figure IS NOT NULL)", name="figure"),
     CheckConstraint("figure >= 0", name="figure_amount"),

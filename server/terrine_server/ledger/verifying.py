@@ -46,6 +46,7 @@ from terrine_server.ledger.chain import (
     iso,
     log_hash,
     plain_value,
+    release_digest,
     sigma_of_counts,
     whole_numbers,
 )
@@ -67,6 +68,8 @@ from terrine_server.ledger.schema import (
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
+NO_QUERIES = (Outcome.PUBLISHED, Outcome.RELEASED)
+"""Outcomes of entries that answer no query."""
 
 
 def check_terms(project: Raw, terms: Terms) -> Iterator[str]:
@@ -93,6 +96,9 @@ class TermsChecker:
         self.account = Account()
         self.published: list[tuple[int, int]] = []
         self.outcomes: Counter[str] = Counter()
+        if terms.release is not None:
+            self.prices[Outcome.RELEASED] = terms.release.price
+            self.events[Outcome.RELEASED] = terms.release.event.to_json()
         if terms.schedule is not None:
             self.prices[Outcome.PUBLISHED] = terms.schedule.price
             self.events[Outcome.PUBLISHED] = terms.schedule.publication.event.to_json()
@@ -105,12 +111,14 @@ class TermsChecker:
     def add(self, entry: Raw, times: int) -> None:
         """Add equal entries, `times` of them, to the account of a `steady` checker."""
         self.outcomes[entry["outcome"]] += times
+        released = times if entry["outcome"] == Outcome.RELEASED else 0
         added = replace(
             self.account,
             spent=self.account.spent + times * int_or_zero(entry["cost"]),
             delta_spent=self.account.delta_spent + times * int_or_zero(entry["delta"]),
             cap_spent=self.account.cap_spent + times * int_or_zero(entry["cap_cost"]),
-            queries=self.account.queries + times,
+            queries=self.account.queries + times - released,
+            released=self.account.released + released,
             fresh=True,
         )
         self.account = self.terms.capped(added)
@@ -129,6 +137,9 @@ class TermsChecker:
         due = self.terms.due(self.account)
         paid = Price(*(int_or_zero(entry[name]) for name in ("cost", "delta", "cap_cost")))
         self.outcomes[entry["outcome"]] += 1
+        if entry["outcome"] == Outcome.RELEASED:
+            self.account = self.account.plus_release(paid)
+            return
         if entry["outcome"] != Outcome.PUBLISHED:
             if due:
                 yield "a publication was due before it"
@@ -177,7 +188,7 @@ def check_entry(project: Raw, checker: TermsChecker, classes: int, entry: Raw) -
         yield f"outcome {outcome!r} is not on the project's price list"
         return
     baseline = checker.baseline(entry)
-    if outcome != Outcome.PUBLISHED:
+    if outcome not in NO_QUERIES:
         price = checker.terms.price(VoteOutcome(outcome), baseline)
     what = repr(outcome) + (f" with a baseline of {baseline}" if baseline else "")
     if (entry["cost"], entry["delta"], entry["cap_cost"]) != (
@@ -186,7 +197,7 @@ def check_entry(project: Raw, checker: TermsChecker, classes: int, entry: Raw) -
         price.cap_cost,
     ):
         yield f"not the price of {what} on the project's price list"
-    if outcome in (Outcome.ABSTAINED, Outcome.PUBLISHED):
+    if outcome in (Outcome.ABSTAINED, *NO_QUERIES):
         if label is not None:
             yield f"{outcome}, yet has label {label}"
     elif not isinstance(label, int) or not 0 <= label < classes:
@@ -228,9 +239,7 @@ def check_secrets(
         return  # the account itself is wrong, which another check reports
     try:
         tally = accounts.load_tally(connection, seals, record)
-        outcomes = {
-            VoteOutcome(o): n for o, n in checker.outcomes.items() if o != Outcome.PUBLISHED
-        }
+        outcomes = {VoteOutcome(o): n for o, n in checker.outcomes.items() if o not in NO_QUERIES}
         if tally is not None and not tally.counts(outcomes):
             yield "tally: it does not count as many queries as were charged"
     except LedgerCorrupted as error:
@@ -540,6 +549,7 @@ class _SharedFields:
             self.framed = None  # a value of a type that is never written
         self.problems: Sequence[str] = ()
         self.count = 0
+        self.released = self.fields["outcome"] == Outcome.RELEASED
 
 
 class _LedgerWalk:
@@ -595,6 +605,7 @@ class _LedgerWalk:
         classes = len(json.loads(project["ensemble__info"])["classes"])
         hashed, steady = hasher(project["id"]), checker.steady
         kinds: dict[Sequence[Any], _SharedFields] = {}
+        begins = checker.terms.start.charges  # the number of the entry for its release, or 0
         for entry in entries:
             seq, created_at, query, input = entry[:4]
             shared, counts, hash = entry[KIND_POSITIONS], entry[-2], entry[-1]
@@ -631,12 +642,18 @@ class _LedgerWalk:
                 problems = [*problems, *checker.apply({**kind.fields, "seq": seq})]
             for problem in problems:
                 yield f"entry {seq}: {problem}"
+            if kind.released != (seq == begins) or (
+                kind.released and {query, input} != {release_digest(project["genesis"].hex())}
+            ):
+                yield f"entry {seq}: not what the project begins with, which is its first charge"
             if counts is not None or kind.fields["outcome"] in checker.counted:
                 for problem in check_counted(checker, classes, kind.fields, counts):
                     yield f"entry {seq}: {problem}"
             head, last = hash, seq
         if steady:
             _count(checker, kinds)
+        if last < begins:
+            yield "entries: what the project begins with was not charged"
         return last, head
 
     def _with_progress(self, pages: Pages) -> Iterator[StoredEntry]:

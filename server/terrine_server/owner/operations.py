@@ -61,7 +61,6 @@ from terrine_server.planning.opening import (
 )
 from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import (
-    Account,
     BoundRelease,
     Cap,
     Mechanism,
@@ -90,16 +89,21 @@ EPSILONS = tuple(
 PAGE_ITEMS = 100
 
 
-Price = Callable[[float], Sequence[Terms]]
-"""The terms of all projects that a budget of ε opens. Raises `ParameterError` if it pays for none.
-"""
+Price = Callable[[float], Terms]
+"""The terms of a project with a budget of ε. Raises `ParameterError` if it pays for none."""
 
 
 def price_like(mechanism: Mechanism, terms: Terms, population: PopulationRecord) -> Price:
-    """Return the price of one project with the `mechanism` of these `terms`."""
+    """Return the price of a project with the `mechanism` of these `terms`, and their release."""
     rate = terms.choice.pass_rate if terms.choice else None
+    release = None if terms.release is None else terms.release.spec
     rule, delta = population.rule, terms.delta
-    return lambda epsilon: (choose(mechanism, epsilon, delta, cap_rule=rule, pass_rate=rate).terms,)
+
+    def terms_at(epsilon: float) -> Terms:
+        budget = epsilon, delta
+        return choose(mechanism, *budget, cap_rule=rule, pass_rate=rate, release=release).terms
+
+    return terms_at
 
 
 def max_fitting_epsilon(
@@ -120,16 +124,15 @@ def max_fitting_epsilon(
         """None: it pays for nothing, so it is too little, and not too much."""
         try:
             if price is None:
-                delta, rule = population.delta, population.rule
-                found: Sequence[Terms] = [choose(noisy, epsilon, delta, cap_rule=rule).terms]
+                delta, rule, release = population.delta, population.rule, ensemble.release_spec
+                found = choose(noisy, epsilon, delta, cap_rule=rule, release=release).terms
             else:
                 found = price(epsilon)
         except ParameterError:
             return None
         return (
-            population.reserved + sum(of.cap_budget for of in found) <= population.cap
-            and population.delta_reserved + sum(of.delta_budget for of in found)
-            <= population.delta_cap
+            population.reserved + found.cap_budget <= population.cap
+            and population.delta_reserved + found.delta_budget <= population.delta_cap
         )
 
     if fits(most):
@@ -271,7 +274,7 @@ class ProjectQuote:
     @property
     def affordable(self) -> int:
         """How many queries are certain to fit."""
-        return self.terms.affordable(Account())
+        return self.terms.affordable(self.terms.start)
 
     @property
     def reserved(self) -> int:
@@ -328,12 +331,17 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
                 *budget,
                 cap_rule=ensemble.population.rule,
                 pass_rate=request.expected_pass_rate,
+                release=ensemble.release_spec,
             )
             terms, spec = quoted.terms, quoted.specification(spec)
             mechanism = quoted.mechanism
         else:
             terms = quote(
-                mechanism, *budget, cap_rule=ensemble.population.rule, publishing=publishing
+                mechanism,
+                *budget,
+                cap_rule=ensemble.population.rule,
+                publishing=publishing,
+                release=ensemble.release_spec,
             )
     except ParameterError as error:
         raise InvalidTerms(str(error)) from error
@@ -430,6 +438,11 @@ def register_ensemble(
             refuse_forgotten_people(ledger, settings, joined, directory)
         manifest.teacher.inspect(directory, manifest)
     units, facts = held.facts(directory)
+    if facts.designed and facts.release is None:
+        raise Conflict(
+            f"An earlier version designed what {name} is asked, and does not say by which release. "
+            f"Remove {directory}, and make it anew: `terrine quickstart`."
+        )
     encoded = () if facts.encoding is None else facts.encoding.names
     if wrong := find_unshown((*facts.classes, *encoded)):
         raise InvalidTerms(f"{name}: {wrong}.")

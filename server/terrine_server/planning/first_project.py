@@ -5,7 +5,7 @@
     first.teachers, first.sigma, first.delta, first.cap
     first.of_confident(spec, pass_rate=0.7)
     setting.of_neighbours(plan)
-    setting.of_designed(questions=12, cells=100)
+    setting.of_designed(cells=(43, 5, 2), schema_sha256=digest)
 
 Noisy counts for the whole public pool, from trained teachers or from neighbours: of all mechanisms,
 those whose student depends least on how far teachers agree (docs/results.md). Or labels alone,
@@ -15,8 +15,8 @@ from teachers that mostly agree. Or noisy counts for rows that are designed from
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Spec, choose
-from terrine_server.privacy.budget import Account, Terms, find_allowance
-from terrine_server.privacy.curves import gdp_budget
+from terrine_server.privacy.budget import Terms, find_allowance
+from terrine_server.privacy.curves import gdp_budget, gdp_squared
 from terrine_server.privacy.events import NeighbourCounts
 from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes, build_mechanism
 from terrine_server.privacy.parameters import (
@@ -35,7 +35,8 @@ from terrine_server.privacy.parameters import (
     ParameterError,
     check_epsilon,
 )
-from terrine_server.privacy.quoting import SAMPLER_SHARE, Cap, cap, cap_order, quote, split_delta
+from terrine_server.privacy.quoting import Cap, cap, cap_order, quote, split_delta
+from terrine_server.privacy.releases import Histograms
 
 SIGMAS = tuple(
     sigma
@@ -46,21 +47,30 @@ SIGMAS = tuple(
 """Noise with three digits: enough to choose from, and easy to type."""
 
 
-def sigma_for_rows(rows: int, teachers: int, classes: int, epsilon: float, delta: float) -> float:
+def sigma_for_rows(
+    rows: int,
+    teachers: int,
+    classes: int,
+    epsilon: float,
+    delta: float,
+    release: Histograms | None = None,
+) -> float:
     """Return the least σ, in votes and with three digits, at which ε certainly pays for `rows`.
 
-    About √(2·rows/μ²), with μ² the budget in Gaussian DP. Raises `ParameterError` if it would be
-    more than can be drawn.
+    About √(2·rows/μ²), with μ² the budget in Gaussian DP, less what the `release` costs. Raises
+    `ParameterError` if it would be more than can be drawn.
     """
+    begun = None if release is None else release.spec
 
     def pays(sigma: float) -> bool:
         try:
-            terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta)
+            terms = quote(NoisyVotes(teachers, classes, sigma), epsilon, delta, release=begun)
         except ParameterError:
             return False  # not for a single query
-        return terms.affordable(Account()) >= rows
+        return terms.affordable(terms.start) >= rows
 
-    about = math.sqrt(2 * rows / gdp_budget(epsilon, delta))
+    left = gdp_budget(epsilon, delta) - (0.0 if release is None else gdp_squared(release.event))
+    about = math.sqrt(2 * rows / left)
     return _least_sigma(pays, f"{rows:,} rows", epsilon, about)
 
 
@@ -294,65 +304,29 @@ DESIGNED_ROWS = (8_000, 4_000, 2_000, 1_000)
 """How many rows are designed: fewer where more would need more noise than can be drawn. That costs
 little, as noise grows as information does."""
 MARGIN_SHARE = 0.05
-"""Of the budget, for the margins: on Adult, 2 to 10 % made students as good."""
-MARGIN_EPSILONS = tuple(
-    float(f"{digits}e{exponent}") for exponent in range(-6, 2) for digits in range(100, 1000)
-)
-"""With three digits, which are easy to type."""
+"""Of the budget in Gaussian DP, μ², for histograms: on Adult, 2 to 10 % made students as good."""
 
 
-@dataclass(frozen=True)
-class MarginRelease:
-    """How a budget of ε is divided between margins and votes. Together they keep to it."""
+def plan_histograms(
+    cells: Sequence[int], schema_sha256: str, epsilon: float, delta: float
+) -> Histograms:
+    """Return histograms with the least noise, of three digits, at which they take their share.
 
-    epsilon: float
-    """Of the margins."""
-    sigma: float
-    queries: int
-    votes_epsilon: float
-    cells: int
-    """Answers of the question that has most."""
-    whole_epsilon: float
-    """Of margins and votes together."""
-
-
-def plan_release(
-    *,
-    questions: int,
-    cells: int,
-    units: int,
-    epsilon: float,
-    delta: float,
-    share: float = MARGIN_SHARE,
-) -> MarginRelease:
-    """Divide a budget of (ε, δ) between a release of margins and a project of noisy votes.
-
-    In Gaussian DP the two add up: μ² of both is at most that of ε, at what δ leaves after the δ
-    that drawing noise adds, for each. `cells`: of the question that has most. Raises
-    `ParameterError` if that pays for no margins.
+    `cells`: how many each has. Raises `ParameterError` if no noise that can be drawn is enough.
     """
-    mechanism = NoisyVotes(units, cells, MAX_SIGMA)
+    most = MARGIN_SHARE * gdp_budget(epsilon, delta)
 
-    def cost(epsilon: float, delta: float) -> int:
-        try:
-            return quote(mechanism, epsilon, delta).budget
-        except ParameterError:
-            return 0  # not for a single query: too little, and not too much
+    def fits(sigma: float) -> bool:
+        return gdp_squared(Histograms(sigma, cells, schema_sha256).event) <= most
 
-    def largest(budget: float) -> float:
-        place = bisect_right(MARGIN_EPSILONS, budget, key=lambda each: cost(each, delta))
-        if place == 0:
-            raise ParameterError(
-                f"ε = {epsilon:g} is too small: {share:.0%} of it pays for no histograms of "
-                f"{questions:,} columns. A larger one would do, or fewer columns."
-            )
-        return MARGIN_EPSILONS[place - 1]
-
-    whole = cost(epsilon, delta * float(1 - 2 * SAMPLER_SHARE))
-    of_margins = largest(share * whole)
-    of_votes = largest(whole - cost(of_margins, delta))
-    sigma = sigma_for_rows(questions, units, cells, of_margins, delta)
-    return MarginRelease(of_margins, sigma, questions, of_votes, cells, epsilon)
+    try:
+        sigma = _least_sigma(fits, "histograms", epsilon, math.sqrt(2 * len(cells) / most))
+    except ParameterError:
+        raise ParameterError(
+            f"ε = {epsilon:g} is too small: {MARGIN_SHARE:.0%} of its μ² pays for no histograms of "
+            f"{len(cells):,} columns. A larger one would do, or fewer columns."
+        ) from None
+    return Histograms(sigma, cells, schema_sha256)
 
 
 @dataclass(frozen=True)
@@ -400,41 +374,34 @@ class Setting:
         far = many > MAX_STEP_BETWEEN_TEACHERS * usual
         return tuple(sorted({usual, *([round(math.sqrt(usual * many))] if far else []), many}))
 
-    def of_teachers(self, teachers: int) -> FirstProject:
+    def of_teachers(self, teachers: int, release: Histograms | None = None) -> FirstProject:
         """Return a project of so many trained teachers, with noisy counts of their votes.
 
-        Raises `ParameterError` if their noise cannot be drawn.
+        `release`: what it begins with. Raises `ParameterError` if their noise cannot be drawn.
         """
-        sigma = sigma_for_rows(self.rows, teachers, self.classes, self.epsilon, self.delta)
-        return FirstProject(**vars(self), teachers=teachers, sigma=sigma)._reserving()
+        budget = self.epsilon, self.delta
+        sigma = sigma_for_rows(self.rows, teachers, self.classes, *budget, release)
+        first = FirstProject(**vars(self), teachers=teachers, sigma=sigma, release=release)
+        return first._reserving()
 
     def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
         """Return a project of units that vote themselves. Raises `ParameterError` likewise."""
         first = FirstProject(**vars(self), teachers=self.units, sigma=plan.sigma, neighbours=plan)
         return first._reserving()
 
-    def of_designed(self, *, questions: int, cells: int) -> FirstProject:
+    def of_designed(self, *, cells: Sequence[int], schema_sha256: str) -> FirstProject:
         """Return a project of teachers that are asked rows designed from a schema, not public ones.
 
-        Of its budget, margins take a share: of so many questions, of up to so many cells. There
+        It begins with histograms of so many cells each, which take a share of its budget. There
         are as many rows as noise that can be drawn pays for. Raises `ParameterError` likewise.
         """
-        release = plan_release(
-            questions=questions,
-            cells=cells,
-            units=self.units,
-            epsilon=self.epsilon,
-            delta=self.delta,
-        )
-        of_votes = replace(self, epsilon=release.votes_epsilon)
-        teachers = of_votes.numbers_of_teachers[-1]
+        release = plan_histograms(cells, schema_sha256, self.epsilon, self.delta)
+        teachers = self.numbers_of_teachers[-1]
         for rows in DESIGNED_ROWS:
             try:
-                first = replace(of_votes, rows=rows).of_teachers(teachers)
+                return replace(self, rows=rows).of_teachers(teachers, release)
             except ParameterError as error:
                 why = error
-                continue
-            return replace(first, release=release)._reserving()
         raise why
 
 
@@ -453,8 +420,8 @@ class FirstProject(Setting):
     """Of labels alone; None: noisy counts."""
     pass_rate: float | None = None
     """The share of queries that are expected to get a label, by which prices are divided."""
-    release: MarginRelease | None = None
-    """Of the margins, of which the rows are designed; None: the rows are public."""
+    release: Histograms | None = None
+    """What it begins with, and of what the rows are designed; None: the rows are public."""
 
     def of_confident(self, spec: Spec, pass_rate: float) -> FirstProject:
         """Return the same of teachers that answer, with labels alone, where they mostly agree.
@@ -467,15 +434,13 @@ class FirstProject(Setting):
         if not self.joins:
             limit = cap(limit.epsilon, self.delta, cap_order(limit.epsilon, self.delta))
         first = replace(self, confident=spec, cap=limit, pass_rate=None)
-        if first.terms.affordable(Account()) < first.rows:
+        if first.terms.affordable(first.terms.start) < first.rows:
             first = replace(first, pass_rate=pass_rate)
         return first._reserving()
 
     def _reserving(self) -> FirstProject:
-        share = max(
-            sum(each.cap_budget for each in self.all_terms) / self.cap.budget,
-            sum(each.delta_budget for each in self.all_terms) / self.cap.delta_budget,
-        )
+        terms, limit = self.terms, self.cap
+        share = max(terms.cap_budget / limit.budget, terms.delta_budget / limit.delta_budget)
         return replace(self, share=share)
 
     @property
@@ -506,38 +471,21 @@ class FirstProject(Setting):
     @property
     def terms(self) -> Terms:
         """What the project is opened under."""
-        budget, rule = (self.epsilon, self.delta), self.cap.rule
-        return choose(self.mechanism, *budget, cap_rule=rule, pass_rate=self.pass_rate).terms
+        return choose(
+            self.mechanism,
+            self.epsilon,
+            self.delta,
+            cap_rule=self.cap.rule,
+            pass_rate=self.pass_rate,
+            release=None if self.release is None else self.release.spec,
+        ).terms
 
-    @property
-    def all_terms(self) -> tuple[Terms, ...]:
-        """These, and before them those of its margins, if it has any."""
-        if self.release is None:
-            return (self.terms,)
-        mechanism = NoisyVotes(self.units, self.release.cells, self.release.sigma)
-        release = quote(mechanism, self.release.epsilon, self.delta, cap_rule=self.cap.rule)
-        return release, self.terms
-
-    def price(self, epsilon: float) -> tuple[Terms, ...]:
-        """Return the terms of the same with another ε of all that is released.
-
-        Raises `ParameterError` if that pays for nothing.
-        """
-        if self.release is None:
-            return replace(self, epsilon=epsilon).all_terms
-        release = plan_release(
-            questions=self.release.queries,
-            cells=self.release.cells,
-            units=self.units,
-            epsilon=epsilon,
-            delta=self.delta,
-        )
-        return replace(self, epsilon=release.votes_epsilon, release=release).all_terms
-
-    @property
-    def whole_epsilon(self) -> float:
-        """ε of all that is released for it."""
-        return self.epsilon if self.release is None else self.release.whole_epsilon
+    def price(self, epsilon: float) -> Terms:
+        """Return the terms with another ε. Raises `ParameterError` if it pays for nothing."""
+        release = self.release
+        if release is not None:
+            release = plan_histograms(release.cells, release.schema_sha256, epsilon, self.delta)
+        return replace(self, epsilon=epsilon, release=release).terms
 
     @property
     def votes(self) -> float:

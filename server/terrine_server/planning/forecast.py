@@ -29,8 +29,9 @@ from terrine_models.students.selection import PLAIN_METHOD, choose
 from terrine_models.tables.designed import (
     DesignedPool,
     Margins,
+    count_cells,
     design_pool,
-    find_cells,
+    digest_schema,
     margin_questions,
 )
 from terrine_models.teachers.ensemble import Ensemble
@@ -214,7 +215,6 @@ def compare_options(
     *,
     labelled: bool,
     people: bool,
-    only_designed: bool = False,
 ) -> Forecast:
     """Choose how records are asked, from public ones.
 
@@ -223,19 +223,15 @@ def compare_options(
     neighbours vote, unless the students of trained teachers, or of labels alone where these mostly
     agree, or of rows designed from a table's schema, are better by two standard errors: in AUC, of
     two classes, and else in balanced accuracy. Where nothing can be simulated, it is the option
-    whose votes have the least noise. `only_designed`: margins are released, so the choice is made.
-    Raises `ParameterError` if noise is too much, or none can be drawn.
+    whose votes have the least noise. Raises `ParameterError` if noise is too much, or none can be
+    drawn.
     """
-    trained, neighbours, designed = list[FirstProject](), None, None
-    if not only_designed:
-        trained = _list_teacher_projects(setting)
-        neighbours = _find_neighbour_project(setting, sample, pool)
+    trained = _list_teacher_projects(setting)
+    neighbours = _find_neighbour_project(setting, sample, pool)
     simulated = None
     if labelled and (sample.groups is not None or not people):
         designed = _find_designed_project(setting, sample.encoding)
         simulated = _simulate(sample, pool, trained, neighbours, designed)
-    if simulated is None and only_designed and sample.encoding is not None:
-        return forecast_design(setting, sample.encoding)
     if simulated is None:
         options = _sort_by_noise(trained[-1:], neighbours)
         if not options:
@@ -323,9 +319,8 @@ def _find_designed_project(setting: Setting, schema: TableSchema | None) -> Firs
 
 
 def _design(setting: Setting, schema: TableSchema) -> FirstProject:
-    questions = margin_questions(schema)
-    cells = max(each.cells for each in questions)
-    return setting.of_designed(questions=len(questions), cells=cells)
+    cells = [each.cells for each in margin_questions(schema)]
+    return setting.of_designed(cells=cells, schema_sha256=digest_schema(schema))
 
 
 def _sort_by_noise(
@@ -352,11 +347,11 @@ def _suggest_larger(best: FirstProject) -> str:
     more = best.units * times ** (1 if best.neighbours is None else 2)
     step = 10 ** max(0, math.floor(math.log10(more)) - 1)
     return (
-        f"Too small: of {best.units:,} private units, at ε = {best.whole_epsilon:g} noise would "
+        f"Too small: of {best.units:,} private units, at ε = {best.epsilon:g} noise would "
         f"drown their votes however they are asked; with the best option, {best.option}, it is "
         f"{times:.1f} times what a student can learn from. It needs about "
         f"{math.ceil(more / step) * step:,} units at this ε, or an ε of about "
-        f"{float(f'{best.whole_epsilon * times:.2g}'):g}."
+        f"{float(f'{best.epsilon * times:.2g}'):g}."
     )
 
 
@@ -692,7 +687,7 @@ def _cast_votes(
 
 
 def _ask_designed(draw: _Draw, first: FirstProject) -> tuple[_Draw, _Poll] | None:
-    """Release margins of the stand-ins, and let their teachers vote on rows designed from these.
+    """Release histograms of the stand-ins, and let their teachers vote on rows designed from these.
 
     All teach, as none of the rows is one of theirs; counts are as high as private ones would be.
     Returns the draw with these rows to learn from; None if there are too few for five teachers.
@@ -703,11 +698,10 @@ def _ask_designed(draw: _Draw, first: FirstProject) -> tuple[_Draw, _Poll] | Non
     if schema is None or first.release is None or teachers < MIN_TEACHERS:
         return None
     questions = margin_questions(schema)
-    cells = find_cells(questions, own)
-    seen = [np.bincount(each, minlength=first.release.cells) for each in cells.T]
     random = np.random.default_rng(draw.seed)
-    noise = discrete_gaussian(first.release.sigma).sample(np.shape(seen), random.bytes)
-    counts = np.array(seen) * first.units // len(cells) + noise
+    seen = count_cells(questions, own)
+    scaled = [each * first.units // unit_count(own) for each in seen]
+    counts = first.release.add_noise(scaled, random.bytes)
     margins = Margins.of_counts(questions, counts, sigma=first.release.sigma, units=first.units)
     pool = design_pool(schema, margins, first.rows, draw.seed, own.inputs.astype(np.float32))
     asked = pool.rows[:MAX_LEARNED_ROWS]

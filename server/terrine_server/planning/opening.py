@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -363,6 +364,8 @@ TYPICAL_SIGMA = 5.0
 
 Spec = Mapping[str, object]
 """The specification of a mechanism: its name and parameters."""
+ReleaseSpec = Mapping[str, Any]
+"""The same of what a project begins with: `privacy.releases.build_release`."""
 Thresholded = ConfidentGNMax | InteractiveGNMax
 CostsByShare = Callable[[ConfidentMax, Sequence[float], float], list[OutcomeCosts | None]]
 
@@ -398,7 +401,7 @@ class Quote:
     @property
     def considered(self) -> ConsideredRule:
         """What is kept of the quote."""
-        certain = self.terms.affordable(Account())
+        certain = self.terms.affordable(self.terms.start)
         return ConsideredRule(self.terms.rule, self.answer_share, int(self.answers), certain)
 
     def specification(self, spec: Spec) -> dict[str, object]:
@@ -414,18 +417,25 @@ def choose(
     *,
     cap_rule: Rule,
     pass_rate: float | None = None,
+    release: ReleaseSpec | None = None,
 ) -> Quote:
     """Return the best of the `quotes`, with all of them in its terms.
 
     `pass_rate`: without one, prices suit any of `PASS_RATES`, and what they are expected to buy is
-    by what `DEFAULT_CONSENSUS` makes of the mechanism.
+    by what `DEFAULT_CONSENSUS` makes of the mechanism. `release`: what the project begins with.
     """
     if pass_rate is not None:
         why = "it is the share of queries that are expected to be answered"
         pass_rate = within("expected_pass_rate", pass_rate, 1e-6, 1, why)
     rate = expected_pass_rate(mechanism) if pass_rate is None else pass_rate
     found = quotes(
-        mechanism, epsilon, delta, cap_rule=cap_rule, pass_rate=rate, guessed=pass_rate is None
+        mechanism,
+        epsilon,
+        delta,
+        cap_rule=cap_rule,
+        pass_rate=rate,
+        guessed=pass_rate is None,
+        release=release,
     )
     choice = RuleChoice(rate, tuple(quoted.considered for quoted in found))
     return replace(found[0], terms=replace(found[0].terms, choice=choice))
@@ -440,6 +450,7 @@ def quotes(
     pass_rate: float,
     order: float | None = None,
     guessed: bool = False,
+    release: ReleaseSpec | None = None,
 ) -> list[Quote]:
     """Return the sound ways to open a project, the most expected answers first.
 
@@ -453,7 +464,7 @@ def quotes(
         mechanism, epsilon, delta, cap_rule, pass_rate, order, guessed
     ):
         try:
-            terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule)
+            terms = quote(variant, epsilon, delta, cap_rule=cap_rule, rule=rule, release=release)
         except ParameterError as error:
             problem = error
         else:
@@ -461,7 +472,9 @@ def quotes(
     if not found:
         raise problem
     # With as many answers, the one that is certain of more queries; then the first.
-    return sorted(found, key=lambda each: (-int(each.answers), -each.terms.affordable(Account())))
+    return sorted(
+        found, key=lambda each: (-int(each.answers), -each.terms.affordable(each.terms.start))
+    )
 
 
 def expected_answers(terms: Terms, pass_rate: float) -> float:
@@ -471,10 +484,12 @@ def expected_answers(terms: Terms, pass_rate: float) -> float:
     """
     others = [p.cost for outcome, p in terms.prices.items() if outcome != VoteOutcome.ANSWERED]
     if not others:
-        return terms.affordable(Account())
+        return terms.affordable(terms.start)
     mean = pass_rate * terms.prices[VoteOutcome.ANSWERED].cost + (1 - pass_rate) * max(others)
-    queries = (terms.budget - terms.worst.cost) / mean + 1
-    return pass_rate * min(queries, terms.delta_budget // terms.worst.delta)
+    left = terms.budget - terms.start.spent
+    delta_left = terms.delta_budget - terms.start.delta_spent
+    queries = (left - terms.worst.cost) / mean + 1
+    return pass_rate * min(queries, delta_left // terms.worst.delta)
 
 
 def quick_quote(
@@ -676,7 +691,7 @@ MIN_ANSWERS_PER_CLASS = 10
 def small_budget_warning(terms: Terms, classes: int) -> str | None:
     """Return what is wrong with a budget that buys too few answers to learn from, or None."""
     choice = terms.choice
-    answers = choice.considered[0].answers if choice else terms.affordable(Account())
+    answers = choice.considered[0].answers if choice else terms.affordable(terms.start)
     if answers >= MIN_ANSWERS_PER_CLASS * classes:
         return None
     return (
@@ -755,7 +770,7 @@ def simulate(
     if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:
         least = mechanism.canonical_baseline(probabilities).min(axis=1).tolist()
         baselines = [terms.priced_baseline(baseline) for baseline in least]
-    account = Account()
+    account = terms.start
     for outcome, baseline in zip(drawn.outcomes, baselines, strict=True):
         if not terms.admits(account, baseline):
             break

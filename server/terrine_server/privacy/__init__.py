@@ -4,6 +4,7 @@ from terrine_server.privacy.budget import (
     GDP,
     Account,
     DeltaSplit,
+    PaidRelease,
     Price,
     Rule,
     Schedule,
@@ -32,6 +33,7 @@ from terrine_server.privacy.events import (
     LedgerEvent,
     NeighbourCounts,
     PublishedBound,
+    ReleasedCounts,
     StabilityTest,
     event_from_json,
 )
@@ -50,3 +52,4 @@ from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published import BoundRelease
 from terrine_server.privacy.quoting import Cap, cap, cap_order, cap_share, quote
+from terrine_server.privacy.releases import Histograms, build_release

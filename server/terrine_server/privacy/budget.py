@@ -37,8 +37,10 @@ from terrine_server.privacy.events import (
     GaussianThreshold,
     LaplaceArgmax,
     LaplaceNoisyMax,
+    LedgerEvent,
     NeighbourCounts,
     PublishedBound,
+    ReleasedCounts,
     StabilityTest,
 )
 from terrine_server.privacy.mechanisms import VoteOutcome
@@ -51,6 +53,7 @@ from terrine_server.privacy.numbers import (
 )
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published import BoundRelease
+from terrine_server.privacy.releases import build_release
 
 
 @dataclass(frozen=True)
@@ -141,15 +144,21 @@ class Price:
     cap_cost: int
 
 
-def price(event: CostEvent | PublishedBound, rule: Rule, cap_rule: Rule = GDP) -> Price:
+def price(event: LedgerEvent, rule: Rule, cap_rule: Rule = GDP) -> Price:
     """Return what a ledger entry for `event` debits under `rule`, rounded up."""
     if isinstance(event, PublishedBound):
         return publication_price(BoundRelease.of(event))
     return Price(
         cost=_cost(event, rule),
-        delta=ceil_units(additive_delta(event), DELTA_UNITS) + SAMPLER_DELTA,
+        delta=_additive_units(event) + SAMPLER_DELTA,
         cap_cost=_cost(event, cap_rule),
     )
+
+
+def _additive_units(event: CostEvent | ReleasedCounts) -> int:
+    if isinstance(event, ReleasedCounts):
+        return 0
+    return ceil_units(additive_delta(event), DELTA_UNITS)
 
 
 def publication_price(publication: BoundRelease) -> Price:
@@ -159,7 +168,7 @@ def publication_price(publication: BoundRelease) -> Price:
     return Price(cost=cost, delta=delta, cap_cost=cost)
 
 
-def _cost(event: CostEvent, rule: Rule) -> int:
+def _cost(event: CostEvent | ReleasedCounts, rule: Rule) -> int:
     cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
     return ceil_units(cost * (1 + SLACK), COST_UNITS)
 
@@ -275,11 +284,28 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class PaidRelease:
+    """What a project begins with, and the price of that: its first entry.
+
+    `spec`: see `releases.build_release`.
+    """
+
+    spec: Mapping[str, Any]
+    price: Price
+
+    @property
+    def event(self) -> ReleasedCounts:
+        """What it is charged for."""
+        return build_release(self.spec).event
+
+
+@dataclass(frozen=True)
 class Account:
     """The state that decides whether the next query is admitted. All of it is public.
 
     `queries`: how many were paid. `published`: how many bounds on their cost were published.
-    `fresh`: whether a query was paid since the last publication.
+    `fresh`: whether a query was paid since the last publication. `released`: 1 if the project began
+    with a release, otherwise 0.
     """
 
     spent: int = 0
@@ -288,21 +314,27 @@ class Account:
     queries: int = 0
     published: int = 0
     fresh: bool = False
+    released: int = 0
 
     @property
     def charges(self) -> int:
         """The number of the last ledger entry."""
-        return self.queries + self.published
+        return self.released + self.queries + self.published
 
     def plus(self, price: Price) -> Account:
         """Return the account after one more query at this price."""
-        return Account(
+        return replace(self._debited(price), queries=self.queries + 1, fresh=True)
+
+    def plus_release(self, price: Price) -> Account:
+        """Return the account after a release at this price."""
+        return replace(self._debited(price), released=self.released + 1)
+
+    def _debited(self, price: Price) -> Account:
+        return replace(
+            self,
             spent=self.spent + price.cost,
             delta_spent=self.delta_spent + price.delta,
             cap_spent=self.cap_spent + price.cap_cost,
-            queries=self.queries + 1,
-            published=self.published,
-            fresh=True,
         )
 
 
@@ -351,6 +383,7 @@ class Terms:
     prices of queries with a baseline, ascending; none of them has a schedule.
     `allowance`: of every unit, for `neighbours` alone. Then the budget is that of `queries`, each
     at one price, and what is taken of the cap never exceeds `cap_budget`, the price of it all.
+    `release`: what the project begins with; its price comes first out of the budget.
     """
 
     epsilon: float
@@ -366,6 +399,12 @@ class Terms:
     choice: RuleChoice | None = None
     by_baseline: tuple[BaselinePrices, ...] = ()
     allowance: Allowance | None = None
+    release: PaidRelease | None = None
+
+    @cached_property
+    def start(self) -> Account:
+        """The account with which the project is opened: its release is paid, if it has one."""
+        return Account() if self.release is None else Account().plus_release(self.release.price)
 
     @cached_property
     def worst(self) -> Price:
@@ -470,9 +509,9 @@ class Terms:
         return fits <= self.budget and (scheduled or fits + self.worst.cost > self.budget)
 
     def bound(self, account: Account) -> int:
-        """Return the most that all queries cost: the spend, less the price of publications."""
+        """Return the most that all queries cost: the spend, less what else was paid for."""
         prices = account.published * self.schedule.price.cost if self.schedule else 0
-        return account.spent - prices
+        return account.spent - prices - self.start.spent
 
     def after_publishing(self, account: Account, figure: int) -> Account:
         """Return the account after `figure` is published and replaces the bound."""
@@ -505,8 +544,8 @@ class Terms:
             steady = self.schedule is None and self.allowance is None and len(costs) == 1
             if steady and self.cap_rule == GDP:
                 # After few queries the fixed order converts badly; their μ² converts better.
-                queries = -(-spent // self.worst.cost)
-                squared = queries * self.worst.cap_cost / COST_UNITS
+                queries = -(-max(0, spent - self.start.spent) // self.worst.cost)
+                squared = (self.start.cap_spent + queries * self.worst.cap_cost) / COST_UNITS
                 epsilon = min(epsilon, epsilon_from_gdp(squared, delta))
         return min(epsilon, self.epsilon) if spent <= self.budget else epsilon
 
@@ -533,7 +572,7 @@ class Terms:
         """Return the terms as JSON."""
         written = json.loads(json.dumps(msgspec.to_builtins(self, enc_hook=np.generic.item)))
         # Older terms, whose hash must not change, have none of these.
-        added = ("choice", "by_baseline", "allowance")
+        added = ("choice", "by_baseline", "allowance", "release")
         return {name: value for name, value in written.items() if value or name not in added}
 
     @classmethod

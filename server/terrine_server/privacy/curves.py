@@ -21,6 +21,7 @@ from terrine_server.privacy.events import (
     LaplaceArgmax,
     LaplaceNoisyMax,
     NeighbourCounts,
+    ReleasedCounts,
     StabilityTest,
 )
 from terrine_server.privacy.gaussian import gaussian_argmax_rdp
@@ -34,7 +35,7 @@ ULPS = 1e-14
 """Relative margin for one special function, which is accurate to a few units in the last place."""
 
 
-def gdp_squared(event: CostEvent) -> float:
+def gdp_squared(event: CostEvent | ReleasedCounts) -> float:
     """Return μ² such that the event is μ-GDP for any votes (plus `additive_delta`)."""
     match event:
         case GaussianNoisyMax(sigma, shift):
@@ -43,6 +44,8 @@ def gdp_squared(event: CostEvent) -> float:
             return 2 * shift_mu(sigma) ** 2
         case NeighbourCounts(sigma, norm):
             return 2 * (norm * shift_mu(sigma)) ** 2
+        case ReleasedCounts(sigma, squared):
+            return squared * shift_mu(sigma) ** 2
         case GaussianThreshold(sigma) | StabilityTest(sigma):
             return shift_mu(sigma) ** 2
         case LaplaceNoisyMax(gamma, shift):
@@ -57,7 +60,7 @@ def gdp_squared(event: CostEvent) -> float:
             assert_never(event)
 
 
-def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
+def rdp(event: CostEvent | ReleasedCounts, orders: ArrayLike) -> NDArray[np.float64]:
     """Return the bound on the Rényi divergence at each order α > 1, for any votes."""
     alpha = np.asarray(orders, dtype=np.float64)
     match event:
@@ -72,6 +75,8 @@ def rdp(event: CostEvent, orders: ArrayLike) -> NDArray[np.float64]:
         case NeighbourCounts(sigma, norm):
             # ‖v − v'‖² ≤ 2·norm², and α‖v − v'‖²/(2σ²) for an integer shift (CKS 2020).
             return np.asarray(alpha * (norm / sigma) ** 2)
+        case ReleasedCounts(sigma, squared):
+            return np.asarray(alpha * squared / (2 * sigma**2))  # likewise
         case GaussianThreshold(sigma, threshold, low, high):
             return _test_rdp(sigma, low - threshold, high - threshold, alpha)
         case StabilityTest(sigma, threshold, high):

@@ -142,6 +142,17 @@ class PublishedBound(_Json):
 
 
 @dataclass(frozen=True)
+class ReleasedCounts(_Json):
+    """Whole numbers + N_Z(0, sigma²), released once when a project begins, not for a query.
+
+    Between neighbours they move by a vector of whole numbers with ‖·‖² ≤ `squared`.
+    """
+
+    sigma: float
+    squared: int
+
+
+@dataclass(frozen=True)
 class Composition(_Json):
     """Several events of one query, in sequence."""
 
@@ -160,8 +171,8 @@ CostEvent = (
     | ConfidentMax
     | Composition
 )
-LedgerEvent = CostEvent | PublishedBound
-"""What a ledger entry records: a query's event, or a publication."""
+LedgerEvent = CostEvent | PublishedBound | ReleasedCounts
+"""What a ledger entry records: a query's event, a publication, or what the project begins with."""
 
 _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,
@@ -174,6 +185,7 @@ _KINDS: dict[str, type[LedgerEvent]] = {
     "laplace_argmax": LaplaceArgmax,
     "confident_max": ConfidentMax,
     "published_figure": PublishedBound,
+    "released_counts": ReleasedCounts,
     "composition": Composition,
 }
 _NAMES: dict[type[_Json], str] = {kind: name for name, kind in _KINDS.items()}

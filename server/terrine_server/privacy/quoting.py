@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 from scipy.special import ndtri
 
 from terrine_server.privacy.budget import (
     GDP,
-    Account,
     BaselinePrices,
     DeltaSplit,
+    PaidRelease,
     Price,
     Rule,
     Schedule,
@@ -51,6 +52,7 @@ from terrine_server.privacy.parameters import (
     integer,
 )
 from terrine_server.privacy.published import BoundRelease
+from terrine_server.privacy.releases import build_release
 
 STABILITY_SHARE = Fraction(1, 20)
 PUBLICATION_SHARE = Fraction(1, 10)
@@ -80,12 +82,14 @@ def quote(
     cap_rule: Rule = GDP,
     rule: Rule | None = None,
     publishing: tuple[BoundRelease, Sequence[int]] | None = None,
+    release: Mapping[str, Any] | None = None,
 ) -> Terms:
     """Return the terms of a project with this mechanism and an (ε, δ) budget.
 
     `cap_rule` is the rule of the ensemble's cap; `rule` that of the project, by default
     `opening_rule`. `publishing`: how the project publishes a bound on its spend, and after how many
-    paid queries each time; rule and cap then have the same order.
+    paid queries each time; rule and cap then have the same order. `release`: what the project
+    begins with (`releases.build_release`), which the same budget pays for.
     Raises `ParameterError` if the budget is malformed or does not pay for a single query.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
@@ -93,7 +97,10 @@ def quote(
     split = split_delta(events.values(), delta, publishing=publishing is not None)
     shares = (split.stability, split.publication, split.sampler)
     delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
+    begun = None if release is None else build_release(release)
     if isinstance(mechanism, Neighbours) and publishing is None:
+        if begun is not None:
+            raise ParameterError("A project of neighbours begins with no release.")
         return _quote_neighbours(mechanism, epsilon, delta, cap_rule, split, delta_budget)
 
     schedule = None
@@ -107,6 +114,10 @@ def quote(
     by_baseline = _price_baselines(mechanism, prices, rule, cap_rule)
     lists = [prices, *(each.prices for each in by_baseline)]
     every = [one for each in lists for one in each.values()]
+    paid = None
+    if begun is not None:
+        paid = PaidRelease(begun.spec, price(begun.event, rule, cap_rule))
+        every.append(paid.price)
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
@@ -119,8 +130,9 @@ def quote(
         cap_budget=budget if rule == cap_rule else _most_cap_cost(budget, every),
         schedule=schedule,
         by_baseline=by_baseline,
+        release=paid,
     )
-    if terms.affordable(Account()) < 1:
+    if terms.affordable(terms.start) < 1:
         raise ParameterError(_explain_expense(terms))
     return terms
 
@@ -153,7 +165,7 @@ def _quote_neighbours(
         cap_budget=each.cost_units(each.most, cap_rule),
         allowance=each,
     )
-    if whole < queries or terms.affordable(Account()) < queries:
+    if whole < queries or terms.affordable(terms.start) < queries:
         raise ParameterError(
             f"epsilon = {epsilon:g}, delta = {delta:g} cannot be counted out in {queries} queries. "
             "Ask for fewer, or for a larger epsilon or delta."
@@ -302,7 +314,14 @@ def _check_schedule(
 
 
 def _explain_expense(terms: Terms) -> str:
-    worst = terms.worst
+    worst, release = terms.worst, terms.release
+    if release is not None and release.price.cost > terms.budget - worst.cost:
+        return (
+            f"epsilon = {terms.epsilon:g}, delta = {terms.delta:g} does not pay for what this "
+            f"ensemble's projects begin with: its {release.spec['kind']} cost "
+            f"{release.price.cost / COST_UNITS:.6g}, but the budget is "
+            f"{terms.budget / COST_UNITS:.6g}. Use a larger epsilon, or another ensemble."
+        )
     if worst.delta > terms.delta_budget:
         return (
             f"delta = {terms.delta:g} leaves {terms.delta_budget / DELTA_UNITS:.3g} for the δ that "

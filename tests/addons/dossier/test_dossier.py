@@ -580,18 +580,23 @@ def test_the_number_of_people_is_the_one_that_was_last_published(
             assert f"{most:,} units" in delta.by
 
 
-def test_of_margins_a_dossier_says_that_histograms_leave() -> None:
-    info: Any = SimpleNamespace(
-        mechanism=SimpleNamespace(name="noisy_votes"),
-        ensemble=SimpleNamespace(kind="margins", teachers=500),
-    )
-    said = what_leaves(info, cast("Any", SimpleNamespace(units=500)))
-    holds(said, "Histograms", "leave")
-    assert "500" in said
-    assert "teachers" not in said
-    (cells,) = (each for each in words.STORED if "cells" in each.what)
-    holds(f"{cells.says} {cells.until}", "column", "label", "confidential", "forgotten")
-    holds(words.ERASURE, "cells", "removed")
+def test_a_dossier_says_that_histograms_leave_first() -> None:
+    def leaves(kind: str, release: object) -> str:
+        info: Any = SimpleNamespace(
+            mechanism=SimpleNamespace(name="noisy_votes"),
+            ensemble=SimpleNamespace(kind=kind, teachers=50, release=release),
+        )
+        return what_leaves(info, cast("Any", SimpleNamespace(units=500)))
+
+    said = leaves("heads", SimpleNamespace(cells=(40, 5, 2)))
+    holds(said, "First", 3, "histograms", "teachers", 50)
+    assert said.endswith(leaves("heads", None))
+    # As earlier versions kept them.
+    of_people = leaves("margins", None)
+    holds(of_people, "Histograms", "leave", 500)
+    assert "teachers" not in of_people
+    (designed,) = (each for each in words.STORED if "designed" in each.what)
+    holds(f"{designed.says} {designed.until}", "begins", "promise", "leaves")
 
 
 FIELDS = {

@@ -1,0 +1,93 @@
+"""What a project may begin with: one release, which its first ledger entry pays for.
+
+    release = build_release({"kind": "histograms", "sigma": 80.0, "cells": [43, 5, 2], …})
+    release.event
+    release.add_noise(histograms)
+
+Everything a release says of itself is public. Its price comes first out of the project's own budget
+(`budget.Terms`), so that all that is released under a project is (ε, δ)-DP as it was asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terrine_server.privacy.events import ReleasedCounts
+from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.parameters import ParameterError, check_sigma
+
+MAX_RELEASED = 1_000_000
+"""Numbers in one release. So many draws are within 2⁻²¹⁵ of the ideal in total variation, which,
+multiplied by 1 + e¹⁰⁰, is below the unit of δ that an entry pays for the sampler."""
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Of one row of each unit, for each column, how many lie in which cell, with noise on each.
+
+    `cells`: how many each histogram has. `schema_sha256`: of the schema that they follow from.
+    Replacing a unit moves one unit of each histogram from one cell to another: of Q histograms,
+    2·Q numbers move by 1 (docs/privacy/margins.md).
+    """
+
+    kind: ClassVar[str] = "histograms"
+    sigma: float
+    cells: Sequence[int]
+    schema_sha256: str
+
+    def __post_init__(self) -> None:
+        check_sigma("sigma", self.sigma)
+        object.__setattr__(self, "cells", tuple(self.cells))
+        if not self.cells or any(type(each) is not int or each < 2 for each in self.cells):
+            raise ParameterError("Each histogram has at least two cells, and there is one or more.")
+        if sum(self.cells) > MAX_RELEASED:
+            raise ParameterError(
+                f"The histograms have {sum(self.cells):,} cells in all; at most {MAX_RELEASED:,} "
+                "can be released. Use fewer columns, or list fewer categories."
+            )
+
+    @property
+    def event(self) -> ReleasedCounts:
+        """What it costs, as a cost event."""
+        return ReleasedCounts(self.sigma, squared=2 * len(self.cells))
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Its kind and parameters, as JSON."""
+        fields = {"sigma": self.sigma, "cells": list(self.cells)}
+        return {"kind": self.kind, **fields, "schema_sha256": self.schema_sha256}
+
+    def add_noise(
+        self, histograms: Sequence[NDArray[np.int64]], entropy: Entropy = os.urandom
+    ) -> list[NDArray[np.int64]]:
+        """Return the histograms, int64[C] each, with noise. Raises ValueError for other shapes."""
+        if [each.shape for each in histograms] != [(cells,) for cells in self.cells]:
+            raise ValueError("these are not histograms of these cells")
+        noise = discrete_gaussian(self.sigma).sample((sum(self.cells),), entropy)
+        whole = np.concatenate(histograms) + noise
+        return np.split(whole, np.cumsum(self.cells)[:-1])
+
+
+RELEASES: Mapping[str, Callable[..., Histograms]] = {Histograms.kind: Histograms}
+"""The kinds of release, by name."""
+
+
+def build_release(spec: Mapping[str, Any]) -> Histograms:
+    """Return the release that `spec` describes by its "kind" and parameters.
+
+    Raises `ParameterError` for anything else.
+    """
+    parameters = dict(spec)
+    kind = parameters.pop("kind", None)
+    if kind not in RELEASES:
+        raise ParameterError(f"No release is of the kind {kind!r}. Use {', '.join(RELEASES)}.")
+    try:
+        return RELEASES[str(kind)](**parameters)
+    except TypeError as error:
+        raise ParameterError(f"The parameters of {kind} are not {sorted(parameters)}.") from error

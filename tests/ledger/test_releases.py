@@ -1,0 +1,287 @@
+"""A project may begin with a release: its first charge, made when it is opened, and never again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, delete, update
+
+from support.databases import SECRET_KEY, migrated
+from support.forgeries import first_finding, rebuild, rows_of
+from support.ledgers import (
+    CLASSES,
+    COUNTED,
+    DELTA,
+    EPSILON,
+    FACTS,
+    PUBLISHING_CAP,
+    PUBLISHING_CLASSES,
+    PUBLISHING_GNMAX,
+    PUBLISHING_TEACHERS,
+    TEACHERS,
+    counted,
+    open_project,
+    published_terms,
+    register,
+    unguarded,
+    voted,
+)
+from support.processes import at_once, in_processes
+from support.servers import REPOSITORY
+from support.wording import refuses
+from support.workers import die_opening
+from terrine_protocol import EnsembleFacts, HistogramRelease, Outcome, ProjectStatus
+from terrine_server.errors import Conflict, InvalidTerms
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
+from terrine_server.ledger.chain import canonical_json, release_digest
+from terrine_server.ledger.schema import charges, projects
+from terrine_server.privacy import Terms, build_mechanism, quote
+
+HISTOGRAMS = HistogramRelease(sigma=60.0, cells=(40, 5, 2), schema_sha256="5c" * 32)
+BEGUN = FACTS.model_copy(update={"designed": True, "release": HISTOGRAMS})
+
+
+def begun_terms(release: HistogramRelease | None = HISTOGRAMS) -> Terms:
+    mechanism = build_mechanism(COUNTED, teachers=TEACHERS, classes=CLASSES)
+    spec = None if release is None else release.model_dump(mode="json")
+    return quote(mechanism, 2.0, 1e-6, release=spec)
+
+
+def new_project(name: str = "study", release: HistogramRelease | None = HISTOGRAMS) -> NewProject:
+    return NewProject(name, "mnist", COUNTED, begun_terms(release))
+
+
+def begun_ledger(url: str, facts: EnsembleFacts = BEGUN) -> Ledger:
+    ledger = Ledger(migrated(url), SECRET_KEY)
+    register(ledger, "mnist", facts=facts)
+    return ledger
+
+
+@pytest.fixture
+def ledger(each_database_url: str) -> Ledger:
+    return begun_ledger(each_database_url)
+
+
+@pytest.fixture
+def study(ledger: Ledger) -> ProjectRecord:
+    """The release, and two answers."""
+    opened = ledger.open_project(new_project())
+    return ledger.charge(opened.id, [counted(1), counted(2)]).project
+
+
+def test_what_a_project_begins_with_is_charged_as_it_is_opened(ledger: Ledger) -> None:
+    opened = ledger.open_project(new_project())
+    release = opened.terms.release
+    assert release is not None
+    assert (opened.charges, opened.account) == (1, opened.terms.start)
+    assert opened.spent == release.price.cost > 0
+    assert opened.affordable == opened.terms.affordable(opened.terms.start)
+    [entry] = ledger.charges("study")
+    assert (entry.outcome, entry.label, entry.counts) == (Outcome.RELEASED, None, None)
+    assert entry.event == {"event": "released_counts", "sigma": 60.0, "squared": 6}
+    assert entry.query_digest == entry.input_digest == release_digest(opened.genesis).hex()
+    assert ledger.charges("study", outcome=Outcome.RELEASED) == [entry]
+    assert ledger.history("study").outcomes == {Outcome.RELEASED: 1}
+    assert ledger.verify("study").ok
+    assert ledger.verify_log().ok
+    assert ledger.grow_tree() is not None
+    paid = ledger.charge(opened.id, [counted(1)])
+    assert paid.results[0].seq == 2
+    assert paid.project.account.queries == 1
+    assert ledger.history("study").outcomes == {Outcome.ANSWERED: 1, Outcome.RELEASED: 1}
+    assert ledger.verify("study").ok
+
+
+def test_the_budget_ends_as_if_the_release_were_so_many_queries_more(ledger: Ledger) -> None:
+    terms = begun_terms()
+    few = replace(terms, budget=terms.start.spent + 3 * terms.worst.cost)
+    opened = ledger.open_project(NewProject("study", "mnist", COUNTED, few))
+    assert opened.affordable == 3
+    answer = ledger.charge(opened.id, [counted(query) for query in range(5)])
+    assert [result.outcome for result in answer.results] == ["answered"] * 3 + ["refused"] * 2
+    assert answer.project.spent == few.budget
+    closed = ledger.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensemble("mnist").population.reserved == closed.cap_spent == few.budget
+    assert ledger.verify("study").ok
+
+
+def test_two_servers_that_open_it_at_once_charge_it_once(
+    ledger: Ledger, each_database_url: str
+) -> None:
+    servers = [ledger, Ledger(connect(each_database_url), SECRET_KEY)]
+
+    def attempt(number: int) -> str:
+        try:
+            return servers[number % 2].open_project(new_project()).name
+        except Conflict as error:
+            return error.problem
+
+    assert sorted(at_once(4, attempt)) == ["conflict"] * 3 + ["study"]
+    assert [entry.outcome for entry in ledger.charges("study")] == ["released"]
+    assert ledger.verify("study").ok
+    reserved = ledger.ensemble("mnist").population.reserved
+    assert reserved == ledger.project("study").terms.cap_budget
+
+
+def test_each_project_on_the_ensemble_pays_for_what_its_students_are_told(ledger: Ledger) -> None:
+    for name in ("study", "second"):
+        assert ledger.open_project(new_project(name)).charges == 1
+    for release in (None, HISTOGRAMS.model_copy(update={"sigma": 61.0})):
+        with refuses(InvalidTerms, "begin"):
+            ledger.open_project(new_project("third", release))
+    register(ledger, "plain")
+    with refuses(InvalidTerms, "begin"):
+        ledger.open_project(replace(new_project("third"), ensemble="plain"))
+    assert open_project(ledger, 3, ensemble="plain", name="third").charges == 0
+
+
+@pytest.mark.slow
+def test_killed_as_it_is_opened_it_is_charged_with_its_project_or_not_at_all(
+    each_database_url: str,
+) -> None:
+    ledger = begun_ledger(each_database_url)
+    for step in count():
+        name = f"study-{step}"
+        [process] = in_processes(die_opening, (each_database_url, new_project(name), step))
+        names = ledger.project_names()
+        if name in names:
+            assert ledger.project(name).charges == 1
+            assert ledger.verify(name).ok
+            assert process.exitcode == 0
+            break
+        assert process.exitcode == -signal.SIGKILL
+        assert ledger.ensemble("mnist").population.reserved == 0
+    assert step >= 8, "it took fewer steps than the test reckons with"
+
+
+def test_published_figures_leave_what_was_released_first(each_database_url: str) -> None:
+    ledger = Ledger(migrated(each_database_url), SECRET_KEY)
+    facts = BEGUN.model_copy(update={"teachers": PUBLISHING_TEACHERS})
+    register(ledger, "thousand", PUBLISHING_CAP, facts)
+    plain = published_terms()
+    assert plain.schedule is not None
+    terms = quote(
+        build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES),
+        EPSILON,
+        DELTA,
+        cap_rule=PUBLISHING_CAP.rule,
+        publishing=(plain.schedule.publication, plain.schedule.counts),
+        release=HISTOGRAMS.model_dump(mode="json"),
+    )
+    opened = ledger.open_project(NewProject("study", "thousand", PUBLISHING_GNMAX, terms))
+    queries = range(plain.schedule.counts[0] + 1)
+    after = ledger.charge(opened.id, voted(opened, queries)).project
+    [figure] = after.published
+    assert figure.queries == figure.seq - 2, "neither the release nor itself"
+    assert after.spent > terms.start.spent + plain.schedule.price.cost
+    assert after.account.queries == len(queries)
+    assert ledger.history("study").reached[-1].spent == after.spent
+    assert ledger.verify("study").ok
+
+
+def test_an_auditor_checks_it_with_an_export_alone(
+    study: ProjectRecord, ledger: Ledger, tmp_path: Path
+) -> None:
+    lines = list(ledger.export("study"))
+    file = tmp_path / "study.jsonl"
+    assert first_finding(file, lines) == ""
+    checker = [sys.executable, str(REPOSITORY / "docs" / "check_chain.py"), str(file)]
+    checked = subprocess.run(checker, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout.count("intact")) == (0, 1), checked.stdout
+
+
+def drop_release(connection: Connection) -> None:
+    """Numbered and chained anew without the release, and its price given back."""
+    entries = rows_of(connection)
+    first = entries[0]
+    rebuild(connection, entries[1:])
+    back = {"spent": "cost", "delta_spent": "delta", "cap_spent": "cap_cost"}
+    less = {name: projects.c[name] - first[part] for name, part in back.items()}
+    connection.execute(update(projects).where(projects.c.id == 1).values(charges=2, **less))
+
+
+def make_second(connection: Connection) -> None:
+    """Charged again for an answer."""
+    entries = rows_of(connection)
+    again = {**entries[0], "query_digest": bytes(32), "input_digest": bytes(32)}
+    rebuild(connection, [*entries[:2], again])
+
+
+def never_charge(connection: Connection) -> None:
+    """No entry at all, as before it was opened."""
+    connection.execute(delete(charges))
+    empty = {"charges": 0, "spent": 0, "delta_spent": 0, "cap_spent": 0}
+    connection.execute(update(projects).values(head=projects.c.genesis, **empty))
+
+
+def cheaper(connection: Connection) -> None:
+    """At half its price."""
+    entries = rows_of(connection)
+    half = entries[0]["cost"] // 2
+    rebuild(connection, [{**entries[0], "cost": half}, *entries[1:]])
+    less = projects.c.spent - (entries[0]["cost"] - half)
+    connection.execute(update(projects).where(projects.c.id == 1).values(spent=less))
+
+
+def quieter(connection: Connection) -> None:
+    """With half the noise."""
+    entries = rows_of(connection)
+    event = canonical_json({**json.loads(entries[0]["event"]), "sigma": 30.0})
+    rebuild(connection, [{**entries[0], "event": event}, *entries[1:]])
+
+
+@pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("forge", "said", "checked"),
+    [
+        (drop_release, "begins", True),
+        (make_second, "begins", True),
+        (never_charge, "begins", True),
+        (cheaper, "price", True),
+        (quieter, "event", False),
+    ],
+)
+def test_a_forged_release_is_found_in_spite_of_the_key(
+    forge: Callable[[Connection], None],
+    said: str,
+    checked: bool,
+    study: ProjectRecord,
+    ledger: Ledger,
+    each_database_url: str,
+    tmp_path: Path,
+) -> None:
+    """Also by docs/check_chain.py, which does not know what events cost."""
+    lines = list(ledger.export("study"))
+    with unguarded(each_database_url) as connection:
+        forge(connection)
+        account = dict(connection.execute(projects.select()).mappings().one())
+        forged = rows_of(connection)
+    assert any(said in problem for problem in ledger.verify("study").problems)
+    names = ("charges", "spent", "delta_spent", "cap_spent")
+    first = {**lines[0]["account"], **{name: account[name] for name in names}}
+    first["head"] = account["head"].hex()
+    entries = [
+        {
+            **lines[1],
+            **{name: entry[name] for name in ("seq", "outcome", "label", "cost", "delta")},
+            "cap_cost": entry["cap_cost"],
+            "event": json.loads(entry["event"]),
+            "created_at": entry["created_at"].strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            **{name: entry[name].hex() for name in ("query_digest", "input_digest", "hash")},
+            **({} if entry["counts"] is None else {"counts": json.loads(entry["counts"])}),
+        }
+        for entry in forged
+    ]
+    file = tmp_path / "forged.jsonl"
+    assert said in first_finding(file, [{**lines[0], "account": first}, *entries])
+    checker = [sys.executable, str(REPOSITORY / "docs" / "check_chain.py"), str(file)]
+    found = subprocess.run(checker, capture_output=True, text=True, check=False)
+    assert found.returncode == int(checked), found.stdout
