@@ -8,10 +8,15 @@ import pytest
 
 from support.databases import SECRET_KEY, as_owner
 from support.forgeries import BEFORE, Edit, apart, double, old_ledger, share
+from support.ledgers import COUNTED, FACTS, counted, open_project, register
 from support.wording import refuses
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import LedgerCorrupted, NotSealed
-from terrine_server.ledger import Ledger, upgrade
-from terrine_server.ledger.migrating import schema_differences
+from terrine_server.ledger import Ledger, connect, upgrade
+from terrine_server.ledger.database import migrating_alone
+from terrine_server.ledger.log import initialise
+from terrine_server.ledger.migrating import migrate, schema_differences
+from terrine_server.ledger.schema import Seals
 
 
 def test_ensembles_that_shared_a_cap_become_one_population(
@@ -69,3 +74,31 @@ def test_rows_are_not_sealed_with_another_key(database_url: str, tmp_path: Path)
     engine = old_ledger(database_url, tmp_path)
     with refuses(NotSealed, "--old-key"):
         upgrade(engine, b"o" * 64)
+
+
+def test_histograms_in_a_project_of_their_own_stay_as_they_were(each_database_url: str) -> None:
+    """As before a project could begin with them: both verify, and that of the votes answers."""
+    engine, seals = connect(as_owner(each_database_url)), Seals(SECRET_KEY)
+    if engine.url.database is not None and engine.dialect.name == "sqlite":
+        Path(engine.url.database).touch(0o600)
+    with migrating_alone(engine) as connection:
+        migrate(connection, seals, to="0008")
+        initialise(connection, seals)
+    ledger, name = Ledger(engine, SECRET_KEY), "visits-margins"
+    register(ledger, name, facts=FACTS.model_copy(update={"kind": "margins"}), population="people")
+    designed = FACTS.model_copy(update={"designed": True})
+    register(ledger, "visits", None, designed, population="people")
+    margins = open_project(ledger, 3, COUNTED, name, name)
+    ledger.charge(margins.id, [counted(1), counted(2)])
+    ledger.set_status(name, ProjectStatus.CLOSED)
+    votes = open_project(ledger, 5, COUNTED, "visits", "visits")
+    ledger.charge(votes.id, [counted(1)])
+    before = [ledger.charges(each) for each in ("visits", name)]
+    upgrade(engine, SECRET_KEY)
+    assert schema_differences(engine) == []
+    ledger = Ledger(engine, SECRET_KEY)
+    assert [ledger.charges(each) for each in ("visits", name)] == before
+    assert [ledger.verify(each).problems for each in ("visits", name)] == [[], []]
+    assert ledger.verify_log().problems == []
+    answer = ledger.charge(votes.id, [counted(1), counted(3)])
+    assert [(each.seq, each.replayed) for each in answer.results] == [(1, True), (2, False)]

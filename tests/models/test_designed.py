@@ -319,6 +319,17 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
     kept = load_begun_pool(tmp_path / "heads")
     assert kept is not None, "what was released is not drawn anew"
     assert kept.to_bytes() == pool.to_bytes()
+    another = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=300, seed=1)
+    with pytest.raises(TrainingError):
+        train_ensemble(data, tmp_path / "heads", **{**begun, "pool": another})
+
+    def train_twice(done: int) -> None:
+        with pytest.raises(TrainingError, match="process"):
+            train_ensemble(data, tmp_path / "heads", **begun)
+        interrupt(done)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_ensemble(data, tmp_path / "heads", **begun, on_trained=train_twice)
     other = {**begun, "release": release.model_copy(update={"sigma": 4.0})}
     with pytest.raises(TrainingError, match="release"):
         train_ensemble(data, tmp_path / "heads", **other)

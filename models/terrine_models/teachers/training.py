@@ -17,9 +17,11 @@ stopped when it is called again with the same arguments.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +100,9 @@ def train_ensemble(
     `load_begun_pool`. `release`: by what noisy counts of `data` they were designed. During training
     the files are in `<out>.partial`, which becomes `out` at the end.
 
-    Raises TrainingError (n larger than the records or people, `out` exists, settings differ from
-    those of an interrupted training) and DataError (public data unfit or private).
+    Raises TrainingError (n larger than the records or people, `out` exists, settings or pool differ
+    from those of an interrupted training, or another process trains there) and DataError (public
+    data unfit or private).
     """
     out = Path(out)
     config = config or Heads(even=pool is not None)
@@ -129,36 +132,63 @@ def train_ensemble(
         versions=versions(*kind.packages),
     )
     work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
-    files = _begin_or_resume(work, plan, of_data)
-    if people is not None and key is not None and IDENTITIES_FILE not in files:
-        files[IDENTITIES_FILE] = people.save(work, key)
-    if features and FEATURES_FILE in files:
-        tensors = load_tensors(work, FEATURES_FILE, files[FEATURES_FILE])
-        features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
-    elif features:
-        files |= features.save(work)
-        features = features.to("cpu")
-    if pool is not None and POOL_FILE not in files:
-        made = pool.to_bytes()
-        write_atomically(work / POOL_FILE, made, public=True)
-        files[POOL_FILE] = sha256(made)
-    _save_progress(work, plan, of_data, files)
-    shards = Shards(data, dict(enumerate(rows)), seed, features, public)
-    report = on_trained or (lambda done: None)
-    report(0)
-    starts = range(0, teachers, kind.per_file)
-    runs = {
-        f"teachers-{number:05d}.safetensors": range(at, min(at + kind.per_file, teachers))
-        for number, at in enumerate(starts)
-    }
-    missing = [run for file, run in runs.items() if file not in files]
-    with closing(trainer(kind, shards, missing)) as trained:
-        for file, run in runs.items():
-            if file not in files:
-                files[file] = save_tensors(work / file, next(trained))
-                _save_progress(work, plan, of_data, files)
-            report(run.stop)
-    return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
+    with _lock(work):
+        files = _begin_or_resume(work, plan, of_data)
+        if people is not None and key is not None and IDENTITIES_FILE not in files:
+            files[IDENTITIES_FILE] = people.save(work, key)
+        if features and FEATURES_FILE in files:
+            tensors = load_tensors(work, FEATURES_FILE, files[FEATURES_FILE])
+            features = FeatureMap(features.spec, data.spec, tensors, features.backbone)
+        elif features:
+            files |= features.save(work)
+            features = features.to("cpu")
+        if pool is not None:
+            _save_pool(work, pool, files)
+        _save_progress(work, plan, of_data, files)
+        shards = Shards(data, dict(enumerate(rows)), seed, features, public)
+        report = on_trained or (lambda done: None)
+        report(0)
+        starts = range(0, teachers, kind.per_file)
+        runs = {
+            f"teachers-{number:05d}.safetensors": range(at, min(at + kind.per_file, teachers))
+            for number, at in enumerate(starts)
+        }
+        missing = [run for file, run in runs.items() if file not in files]
+        with closing(trainer(kind, shards, missing)) as trained:
+            for file, run in runs.items():
+                if file not in files:
+                    files[file] = save_tensors(work / file, next(trained))
+                    _save_progress(work, plan, of_data, files)
+                report(run.stop)
+        return _finish(work, out, Manifest(**dict(plan), files=dict(sorted(files.items()))))
+
+
+def _save_pool(work: Path, pool: DesignedPool, files: dict[str, str]) -> None:
+    """Save the rows that are asked, on which teachers are levelled, unless they are there."""
+    made = pool.to_bytes()
+    if files.setdefault(POOL_FILE, sha256(made)) != sha256(made):
+        raise TrainingError(
+            f"{work} holds an interrupted training that asks other rows. Use these "
+            f"(`load_begun_pool`), or remove {work} to start again."
+        )
+    write_atomically(work / POOL_FILE, made, public=True)
+
+
+@contextmanager
+def _lock(work: Path) -> Iterator[None]:
+    """Keep others on this machine out of a directory. Raises TrainingError while one is in it."""
+    work.mkdir(parents=True, exist_ok=True)
+    handle = os.open(work, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"Another process trains in {work}. Wait until it is done, and run it again."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def load_begun_pool(out: Path) -> DesignedPool | None:
