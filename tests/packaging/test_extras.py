@@ -253,7 +253,7 @@ print(len(list(out.iterdir())), "torch" in sys.modules)
                 (("plan", "gnmax", "--teachers", "100"), "server"),
                 (("--data-dir", "data", "token", "create", "--role", "auditor"), "server"),
                 (("ledger", "show", "study"), "auditor"),
-                (("log", "export"), "auditor"),
+                (("ledger", "export"), "auditor"),
                 (("audit", "ledger"), "auditor"),
                 (("audit", "--quick"), "server"),
             )
