@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from http.cookies import SimpleCookie
 from pathlib import Path
 from threading import Event, Semaphore
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+from support.browser import KEY
 from support.clients import (
     PATIENT,
     SECONDS,
@@ -32,9 +35,11 @@ from support.processes import PATIENCE_SECONDS, until
 from support.servers import RunningServer
 from terrine_server.api import students
 from terrine_server.api.decoding import DecodedQueries, decode
+from terrine_server.ledger import ChargeRecord, Ledger
 from terrine_server.owner import operations
 
 CHUNKED = "Transfer-Encoding: chunked"
+CLOSE = "Connection: close"
 HEADS = [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: terrine\r\nX-A: "]
 """Incomplete heads."""
 
@@ -358,27 +363,70 @@ def test_bodies_of_one_token_leave_memory_for_those_of_others(
             wire.close()
 
 
-def test_verifications_wait_for_each_other_and_no_student_for_them(
-    terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+def session_of(server: RunningServer, token: str) -> str:
+    """Sign in on the pages; return the cookies."""
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as http:
+        screen = http.get("/admin/sign-in")
+        key = KEY.search(screen.text)
+        assert key is not None
+        cookies = SimpleCookie(screen.headers["set-cookie"])
+
+        def sent() -> str:
+            return "; ".join(f"{name}={each.value}" for name, each in cookies.items())
+
+        headers = {"Origin": server.url, "Cookie": sent()}
+        form = {"form_key": key[1], "token": token}
+        done = http.post("/admin/sign-in", data=form, headers=headers)
+    for line in done.headers.get_list("set-cookie"):
+        cookies.load(line)
+    return sent()
+
+
+@pytest.mark.parametrize("what", ["verifications", "exports"])
+def test_verifications_and_exports_take_turns_and_no_student_waits_for_them(
+    what: str, terrine_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than threads that students' reads are served by."""
-    verify, begin, running, most = operations.verify_project, Event(), Semaphore(0), list[bool]()
-    at_once = Semaphore(1)
+    begin, running, most, at_once = Event(), Semaphore(0), list[bool](), Semaphore(1)
 
-    def verify_slowly(*given: Any) -> Any:
+    def wait_for_others() -> None:
         most.append(at_once.acquire(blocking=False))
         running.release()
         begin.wait(PATIENCE_SECONDS)
         at_once.release()
+
+    verify, stream = operations.verify_project, Ledger.stream_charges
+
+    def verify_slowly(*given: Any) -> Any:
+        wait_for_others()
         return verify(*given)
 
+    def stream_slowly(*given: Any) -> Iterator[ChargeRecord]:
+        wait_for_others()
+        yield from stream(*given)
+
     monkeypatch.setattr(operations, "verify_project", verify_slowly)
+    monkeypatch.setattr(Ledger, "stream_charges", stream_slowly)
     terrine_server.open_project()
     student = Caller(terrine_server, terrine_server.token())
     tokens = [terrine_server.token("auditor") for _ in range(3)]
+    verifying = [
+        raw_request("GET", "/ledger/study/verify", f"Authorization: Bearer {token}", CLOSE)
+        for token in tokens
+    ]
+    exporting = [
+        raw_request("GET", "/admin/projects/study/charges.csv", f"Cookie: {cookie}", CLOSE)
+        for cookie in [session_of(terrine_server, tokens[0])]
+    ] + [
+        raw_request(
+            "GET", "/ledger/study", f"Authorization: Bearer {token}", "Accept: text/csv", CLOSE
+        )
+        for token in tokens[1:]
+    ]
     wires = [Wire(terrine_server) for _ in range(45)]
-    for wire, token in zip(wires, tokens * 15, strict=True):
-        wire.send(raw_request("GET", "/ledger/study/verify", f"Authorization: Bearer {token}"))
+    asked = {"verifications": verifying, "exports": exporting}[what] * 15
+    for wire, sent in zip(wires, asked, strict=True):
+        wire.send(sent)
     try:
         assert running.acquire(timeout=PATIENCE_SECONDS)
         assert student.http.get("/budget").status_code == 200
@@ -387,5 +435,7 @@ def test_verifications_wait_for_each_other_and_no_student_for_them(
         begin.set()
     for wire in wires:
         assert wire.reply().status == 200
+        while wire.socket.recv(65536):
+            pass
         wire.close()
     assert most == [True] * len(wires)

@@ -28,6 +28,7 @@ from terrine_server.admin.access import Admin, ByAdmin, Checked, Fields, Reader
 from terrine_server.admin.rendering import explain_errors, page, parse_number, see_other
 from terrine_server.api.ledger import CSV, csv_lines
 from terrine_server.api.services import (
+    EXPORTING,
     PAGES_PATH,
     VERIFYING,
     NameCursor,
@@ -262,7 +263,7 @@ def charges_csv(
         record.name, outcome, _start_of_day(since), _start_of_day(until, 1)
     )
     return StreamingResponse(
-        csv_lines(entries, record.ensemble),
+        EXPORTING.stream(reader.token_id, csv_lines(entries, record.ensemble)),
         media_type=f"{CSV}; charset=utf-8",
         headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
     )

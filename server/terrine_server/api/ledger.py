@@ -31,6 +31,7 @@ from terrine_protocol.transparency import NoteError, Tile
 from terrine_server import views
 from terrine_server.api import openapi
 from terrine_server.api.services import (
+    EXPORTING,
     PAGE_ITEMS,
     VERIFYING,
     Anyone,
@@ -120,7 +121,7 @@ def charges(
         operations.record_export(services.ledger, record.name, holder.actor)
         entries = services.ledger.stream_charges(record.name, paid, since, until)
         return StreamingResponse(
-            csv_lines(entries, record.ensemble),
+            EXPORTING.stream(holder.token_id, csv_lines(entries, record.ensemble)),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )

@@ -229,6 +229,9 @@ class SharedScrape:
 
 VERIFYING = PerTokenThreads(1)
 """Verifications of the ledger at a time; others wait, of each token one. They read all of it."""
+EXPORTING = PerTokenThreads(1)
+"""Pages of exports that are read at a time, of each token one. Between two of them, those of others
+have their turn, and whoever takes them slowly has no thread."""
 
 
 class PublishedLog:

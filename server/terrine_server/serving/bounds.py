@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import h11
@@ -58,6 +58,16 @@ class PerTokenThreads:
                 return await asyncio.shield(work)
             finally:
                 await asyncio.wait([work])
+
+    async def stream(self, token_id: str, parts: Iterator[T]) -> AsyncIterator[T]:
+        """Yield the parts, each of which is made as by `run`: others have their turn between."""
+        end = object()
+        while True:
+            # A task of its own: who streams cancels again and again, and `run` waits for its end.
+            making = asyncio.ensure_future(self.run(token_id, next, parts, end))
+            if (part := await asyncio.shield(making)) is end:
+                return
+            yield cast(T, part)
 
 
 def limits_for(callers: int) -> Limits:
