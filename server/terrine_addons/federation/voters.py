@@ -366,6 +366,10 @@ class RemoteVoters(Voters):
         """Verify the federation. Raises `EnsembleUnavailable`. Asks nobody."""
         self._verified(record)
 
+    def waits_for_others(self, record: EnsembleRecord) -> bool:
+        """Whether votes come from parties of this ensemble alone, who may be silent: its owners."""
+        return True
+
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the owners' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 

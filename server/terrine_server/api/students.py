@@ -71,7 +71,7 @@ async def label(
             )
 
     ask = await DECODING.run(holder.token_id, check)
-    answered = await services.queue.ask(project, ask)
+    answered = await services.queue.ask(project, ask, ask.waits_for_others)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")

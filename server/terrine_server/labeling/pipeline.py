@@ -137,6 +137,7 @@ class CheckedRequest:
 
     `genesis`: that of the project that it was checked for. `token`: that by which it came, if its
     row is still to be looked up. `notes`: what is said of its inputs beside their answers.
+    `waits_for_others`: see `Voters`.
     """
 
     queries: np.ndarray
@@ -146,6 +147,7 @@ class CheckedRequest:
     genesis: str
     token: TokenRecord | None
     notes: tuple[str, ...] = ()
+    waits_for_others: bool = False
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -202,6 +204,7 @@ class Labeling:
             project.genesis,
             token,
             notes,
+            self._voters.waits_for_others(project.ensemble),
         )
 
     def exhausted_shares(self, project_name: str, inputs: np.ndarray) -> list[float]:
@@ -477,7 +480,11 @@ GROUP_QUERIES = 1024
 GROUPS = 2
 """Groups of one project at the same time: one is voted on while the other is charged."""
 THREADS = 16
-"""Groups of all projects at the same time."""
+"""Groups of all projects at the same time, except of those that wait for others."""
+WAITING_THREADS = 10
+"""Groups of all projects that wait for others at the same time, one of each project: who is silent
+keeps one of them. It may hold a project's lock meanwhile, which is one of the connections to the
+database; these are half of them."""
 
 
 R = TypeVar("R", bound=Sized)
@@ -492,6 +499,8 @@ class _WaitingRequest(Generic[R, T]):
 
 @dataclass
 class _Line(Generic[R, T]):
+    most_groups: int
+    free: asyncio.Semaphore
     waiting: deque[_WaitingRequest[R, T]] = field(default_factory=deque)
     queries: int = 0
     groups: int = 0
@@ -516,15 +525,21 @@ class Queue(Generic[R, T]):
         self._most_waiting = most_waiting
         self._lines: dict[str, _Line[R, T]] = {}
         self._free = asyncio.Semaphore(THREADS)
-        self._threads = CapacityLimiter(THREADS)
+        self._free_to_wait = asyncio.Semaphore(WAITING_THREADS)
+        self._threads = CapacityLimiter(THREADS + WAITING_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, project: str, request: R) -> T:
+    async def ask(self, project: str, request: R, waits_for_others: bool = False) -> T:
         """Queue a request, and return its answer. Raises `Overloaded` if too many queries wait.
 
+        `waits_for_others`: whether answers of this project do, who may be silent.
         If the client disconnects while its request waits, the request is dropped and not charged.
         """
-        line = self._lines.setdefault(project, _Line())
+        line = self._lines.get(project)
+        if line is None:
+            line = self._lines[project] = (
+                _Line(1, self._free_to_wait) if waits_for_others else _Line(GROUPS, self._free)
+            )
         if line.waiting and line.queries + len(request) > self._most_waiting:
             raise Overloaded("Too many queries of this project are waiting. Nothing was charged.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -541,7 +556,7 @@ class Queue(Generic[R, T]):
             raise
 
     def _start(self, project: str, line: _Line[R, T]) -> None:
-        if line.groups < GROUPS and line.waiting:
+        if line.groups < line.most_groups and line.waiting:
             line.groups += 1
             task = asyncio.create_task(self._work(project, line))
             self._tasks.add(task)
@@ -549,7 +564,7 @@ class Queue(Generic[R, T]):
 
     async def _work(self, project: str, line: _Line[R, T]) -> None:
         try:
-            async with self._free:  # first come, first served
+            async with line.free:  # first come, first served
                 group = self._take(line)
                 if group:
                     await self._answer_group(project, group)

@@ -117,6 +117,13 @@ class Voters(Protocol):
             return False
         return True
 
+    def waits_for_others(self, record: EnsembleRecord) -> bool:
+        """Whether votes come from parties of this ensemble alone, who may be silent.
+
+        Then its groups have threads apart from those of other ensembles (`pipeline.Queue`).
+        """
+        return False
+
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
@@ -197,6 +204,10 @@ class AnyVoters(Voters):
     def check(self, record: EnsembleRecord) -> None:
         """Raise `EnsembleUnavailable` unless the registered ensemble can vote now."""
         self._of(record).check(record.current)
+
+    def waits_for_others(self, record: EnsembleRecord) -> bool:
+        """Whether votes come from parties of this ensemble alone, who may be silent."""
+        return self._of(record).waits_for_others(record.current)
 
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.

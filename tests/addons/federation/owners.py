@@ -55,6 +55,8 @@ class ManyOwners:
     classes: int
     behaviour: dict[int, str] = field(default_factory=dict)
     asked: int = 0
+    speak: threading.Event = field(default_factory=threading.Event)
+    """Until when those are silent who behave so."""
 
     def body(self, number: int, labels: NDArray[np.int64]) -> bytes:
         """Return what an owner sends, as it behaves."""
@@ -144,6 +146,8 @@ def many_owners(vote: Labels, spec: InputSpec, classes: int) -> Iterator[ManyOwn
             return Response(status_code=500)
         if behaves == "stall":
             await asyncio.sleep(30)
+        while behaves == "silent" and not owners.speak.is_set():
+            await asyncio.sleep(0.01)
         if behaves in ("reset", "endless", "drip"):
             return StreamingResponse(_misbehaving(behaves))
         if x.tobytes() not in known:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from shutil import copytree
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +21,7 @@ import pytest
 from addons.federation.owners import FAILING, WITHOUT_A_CLASS, ManyOwners, choices, many_owners
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
+from support.processes import PATIENCE_SECONDS, until
 from support.wording import refuses
 from terrine_addons.federation import voters
 from terrine_addons.federation.federations import (
@@ -384,4 +387,65 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
         project = make_client.project()
         assert project.ensemble.teachers == OWNERS
     assert ledger.verify("study").ok
+    engine.dispose()
+
+
+def test_silent_owners_of_eight_projects_keep_no_other_ensemble_waiting(
+    tmp_path: Path, digits: Ensemble, owners: ManyOwners, digits_ensemble: DigitsEnsemble
+) -> None:
+    """More requests to them than groups are answered at a time; the rest waits in its own queue."""
+    projects, x = [f"silent-{number}" for number in range(8)], digits_ensemble.public
+    settings = Settings(data_dir=tmp_path / "data")
+    for name, count in (("ward", 3), ("clinic", 2)):
+        directory = settings.ensembles_dir / name
+        directory.mkdir(parents=True)
+        made = federation(digits, owners.url, count, name=name, quorum=2)
+        save_federation(directory, made.model_copy(update={"owners": made.owners[-2:]}))
+    copytree(digits_ensemble.directory, settings.ensembles_dir / "digits")
+    settings.secret_key_path.write_bytes(SECRET_KEY)
+    settings.secret_key_path.chmod(0o600)
+    engine = migrated(settings.database)
+    ledger, tokens = Ledger(engine, SECRET_KEY), {}
+    for name in ("ward", "clinic", "digits"):
+        register_ensemble(ledger, settings, EnsembleRegister(name=name, epsilon=99, delta=5e-4))
+    for name, ensemble in {
+        **dict.fromkeys(projects, "ward"),
+        "clinic": "clinic",
+        "digits": "digits",
+    }.items():
+        terms = {"name": name, "ensemble": ensemble, "epsilon": 4, "delta": 1e-5}
+        terms["mechanism"] = {"name": "gnmax", "sigma": 20.0}
+        open_project(ledger, ProjectOpen.model_validate(terms))
+        request = TokenCreate(role=Role.STUDENT, project=name)
+        tokens[name] = Tokens(ledger, SECRET_KEY).create(request).token
+    request = TokenCreate(role=Role.METRICS, label="test")
+    metrics = Tokens(ledger, SECRET_KEY).create(request).token
+
+    with (
+        serving(settings) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as http,
+        ThreadPoolExecutor(2 * len(projects)) as pool,
+    ):
+
+        def label(name: str, row: int) -> int:
+            headers = {"Authorization": f"Bearer {tokens[name]}"}
+            asked = {"inputs": x[row : row + 1].tolist()}
+            return http.post("/label", json=asked, headers=headers).status_code
+
+        def waiting() -> int:
+            text = http.get("/metrics", headers={"Authorization": f"Bearer {metrics}"}).text
+            return int(float(text.split("terrine_waiting_queries ")[-1].split()[0]))
+
+        owners.behaviour[2], owners.asked = "silent", 0
+        first = [pool.submit(label, name, 0) for name in projects]
+        until(lambda: owners.asked == 2 * len(projects))
+        second = [pool.submit(label, name, 1) for name in projects]
+        until(lambda: waiting() + owners.asked // 2 >= 2 * len(projects))
+        try:
+            assert (label("digits", 0), label("clinic", 0)) == (200, 200)
+            assert not any(each.done() for each in (*first, *second))
+        finally:
+            owners.speak.set()
+        assert {each.result() for each in (*first, *second)} == {200}
+    assert [ledger.project(name).charges for name in projects] == [2] * len(projects)
     engine.dispose()
