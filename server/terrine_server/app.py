@@ -122,7 +122,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    app.state.malformed = partial(middleware.answer_malformed, metrics)
+    app.state.malformed = partial(middleware.answer_malformed, metrics, settings)
     app.add_middleware(
         middleware.RequestMiddleware,
         metrics=services.metrics,

@@ -23,10 +23,17 @@ from terrine_protocol.base import VISIBLE_LINE
 from terrine_protocol.files import read
 from terrine_server.serving import Limits
 
-MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS"}
+MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS", "TERRINE_PATH_PREFIX"}
 LOW_DISK_BYTES = 2**30
 """With less free space on the disk of the ledger or of the data directory, operators are told."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OWN_PATHS = {
+    *("admin", "budget", "checkpoint", "ensembles", "healthz", "label", "ledger", "log"),
+    *("metrics", "openapi.json", "pool", "problems", "project", "projects", "readyz"),
+    *("receipts", "requests", "tile", "tokens"),
+}
+"""What the paths of routes begin with: below such a prefix, nobody knows whose a path is."""
+PREFIX = re.compile(r"(/[A-Za-z0-9_~-]+)*")
 ABOVE_GROUPS = re.compile(r"(c|dc|o|ou)\s*=[^,]*", re.IGNORECASE)
 """A part of a distinguished name (RFC 4514) that names no group, but what many groups are in."""
 
@@ -117,6 +124,14 @@ class Settings(Variables):
         Field(
             description="Proxies (comma-separated addresses) whose X-Forwarded-* headers are "
             "trusted. Empty: none."
+        ),
+    ] = ""
+    path_prefix: Annotated[
+        str,
+        Field(
+            max_length=100,
+            description="Path below which a proxy has this server, such as `/terrine`. The proxy "
+            "may pass it on or take it off.",
         ),
     ] = ""
     device: Annotated[
@@ -312,6 +327,24 @@ class Settings(Variables):
         ),
     ] = "auto"
 
+    @field_validator("path_prefix")
+    @classmethod
+    def _check_prefix(cls, given: str) -> str:
+        """Refuse what is no prefix, and one that paths of ours begin with."""
+        given = given.rstrip("/")
+        if not PREFIX.fullmatch(given):
+            raise ValueError(
+                f"TERRINE_PATH_PREFIX is {given!r}. It must begin with a slash, and have letters, "
+                "digits, `-`, `_` and `~` between slashes, such as /terrine."
+            )
+        first = given.split("/")[1] if given else ""
+        if first in OWN_PATHS:
+            raise ValueError(
+                f"TERRINE_PATH_PREFIX is {given}, and Terrine has paths of its own below /{first}. "
+                "Choose another, such as /terrine."
+            )
+        return given
+
     @field_validator("oidc_admins", "oidc_auditors", mode="before")
     @classmethod
     def _read_claim_values(cls, given: Any, info: ValidationInfo) -> Any:
@@ -355,6 +388,13 @@ class Settings(Variables):
             url = getattr(self, f"oidc_{name}")
             if not self.allows_url(url) or "?" in url or "#" in url:
                 raise ValueError(f"TERRINE_OIDC_{name.upper()} must be an address of https.")
+        path = urlsplit(self.oidc_public_url or "").path.rstrip("/")
+        if path != self.path_prefix:
+            raise ValueError(
+                f"TERRINE_OIDC_PUBLIC_URL has the path {path or '/'!r} and TERRINE_PATH_PREFIX is "
+                f"{self.path_prefix!r}. They must be the same: browsers come back by the one, and "
+                "pages lead to the other."
+            )
         if not self.oidc_admins + self.oidc_auditors:
             raise ValueError(
                 "TERRINE_OIDC_ISSUER needs TERRINE_OIDC_ADMINS or TERRINE_OIDC_AUDITORS: nobody "

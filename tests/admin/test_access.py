@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
 
+import httpx
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import text
 
 from support.browser import ORIGIN, SCREENS, House, InProcess, Visitor, text_of
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.ledgers import unguarded
-from support.servers import CAP_EPSILON, installed
+from support.servers import CAP_EPSILON, NOISY, behind_nginx, installed
 from support.wording import holds, refuses
-from terrine_protocol import Role
-from terrine_server.app import create_app
+from terrine_protocol import LogState, Role
+from terrine_server.admin import ledger as pages
+from terrine_server.api.middleware import SMALL_BODY_BYTES
+from terrine_server.app import create_app, serving
 from terrine_server.errors import Unauthorized
 from terrine_server.ledger import Ledger
 from terrine_server.owner import sign_in
 from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE
+from terrine_server.settings import OWN_PATHS, Settings
 
 SESSION = "__Host-terrine-session"
 ACTS = (
@@ -243,3 +253,146 @@ def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: V
     assert house.ledger.project("study").status == "active"
     for path in ("/projects/study/verify", "/audit/verify-log"):
         assert "intact" in text_of(auditor.post(f"/admin{path}"))
+
+
+PREFIX = "/hospital/terrine"
+IN_MENU = ("", "/open", "/requests", "/tokens", "/ensembles", "/log", "/audit")
+LINK = re.compile(r'(?:href|action)="([^"]*)"')
+
+
+def below(house: House, **chosen: str) -> Settings:
+    """Settings of a replica that a proxy has below a prefix."""
+    given = house.app.state.services.settings.model_dump(exclude_unset=True)
+    return Settings(**{**given, "path_prefix": PREFIX, **chosen})
+
+
+@pytest.fixture(params=["passed on", "taken off", "by nginx"])
+def beneath(
+    request: pytest.FixtureRequest, house: House, tmp_path: Path
+) -> Iterator[Callable[[], Visitor]]:
+    """Makes visitors of a service whose prefix its proxy passes on, or takes off."""
+    if request.param != "by nginx":
+        app, taken = create_app(below(house)), PREFIX if request.param == "taken off" else ""
+        yield lambda: Visitor(app, house.send, taken)
+        return
+    with (
+        serving(below(house, forwarded_allow_ips="127.0.0.1")) as url,
+        behind_nginx(url, PREFIX, tmp_path) as way,
+        httpx.Client(transport=way, base_url=ORIGIN) as http,
+    ):
+
+        def send(_: object, method: str, path: str, token: str = "", **sent: Any) -> httpx.Response:
+            bearer = {"Authorization": f"Bearer {token}"} if token else {}
+            return http.request(method, path, headers=sent.pop("headers", {}) | bearer, **sent)
+
+        yield lambda: Visitor(house.app, send)
+
+
+def test_below_a_prefix_pages_lead_nowhere_else(
+    house: House, beneath: Callable[[], Visitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "log_state", lambda *_: LogState(size=1, cosigned={}, missing=[]))
+    root, visitor = f"{PREFIX}/admin", beneath()
+    for screen in SCREENS:
+        reply = visitor.get(root + screen)
+        assert (reply.status_code, reply.headers["location"]) == (303, f"{root}/sign-in")
+    visitor.get(f"{root}/sign-in")
+    token = house.token("admin")
+    forged = {"form_key": visitor.last_key, "token": token}
+    for origin in ("http://elsewhere", f"{ORIGIN}.elsewhere", ""):
+        reply = visitor.request("POST", f"{root}/sign-in", data=forged, headers={"Origin": origin})
+        assert reply.status_code == 403, origin
+    reply = visitor.post(f"{root}/sign-in", token=token)
+    assert (reply.status_code, reply.headers["location"]) == (303, root)
+
+    links: set[str] = set()
+    for screen in (*SCREENS, "/nothing"):
+        reply = visitor.get(root + screen)
+        assert reply.status_code == (404 if screen == "/nothing" else 200)
+        found = [html.unescape(link) for link in LINK.findall(reply.text)]
+        links |= {urljoin(root + screen, link).partition("#")[0] for link in found}
+        assert reply.text.count('aria-current="page"') == (screen.partition("?")[0] in IN_MENU)
+    assert f"{PREFIX}/checkpoint" in links
+    for link in links - {f"{root}/nothing", f"{PREFIX}/checkpoint"}:
+        assert link.startswith(f"{PREFIX}/"), link
+        assert visitor.get(link).status_code in (200, 405), link
+
+    for act in ("pause", "resume"):
+        reply = visitor.post(f"{root}/projects/study/{act}")
+        assert (reply.status_code, reply.headers["location"]) == (303, f"{root}/projects/study")
+    visitor.get(f"{root}/tokens")
+    made = text_of(
+        visitor.post(f"{root}/tokens", role="student", project="study", expires_in_days="9")
+    )
+    assert f"TERRINE_URL={ORIGIN}{PREFIX} " in made
+    reply = visitor.post(f"{root}/sign-out")
+    assert (reply.status_code, reply.headers["location"]) == (303, f"{root}/sign-in")
+    assert visitor.get(root).status_code == 303
+
+
+def test_below_a_prefix_so_is_all_that_the_api_names(
+    house: House, beneath: Callable[[], Visitor]
+) -> None:
+    api = beneath()
+    (server,) = api.get(f"{PREFIX}/openapi.json").json()["servers"]
+    assert server == {"url": PREFIX}
+    refused = api.get(f"{PREFIX}/budget").json()
+    assert refused["instance"] == f"{PREFIX}/budget"
+    assert refused["type"] == f"{PREFIX}/problems/unauthorized"
+    assert api.get(refused["type"]).status_code == 200
+    assert api.get(f"{PREFIX}/healthz").status_code == 200
+    bearer = {"Authorization": f"Bearer {house.token('admin')}"}
+    name = f"api-{len(house.ledger.projects(limit=100))}"
+    terms = {"mechanism": NOISY, "epsilon": 0.5, "delta": 1e-6}
+    wanted = {"name": name, "ensemble": "digits", **terms}
+    opened = api.request("POST", f"{PREFIX}/projects", json=wanted, headers=bearer)
+    assert (opened.status_code, opened.headers["location"]) == (201, f"{PREFIX}/projects/{name}")
+    assert api.request("GET", opened.headers["location"], headers=bearer).json()["name"] == name
+    large = {"inputs": [[[0] * 8] * 8] * 500}
+    assert len(json.dumps(large)) > SMALL_BODY_BYTES
+    bearer = {"Authorization": f"Bearer {house.token('student', name)}"}
+    reply = api.request("POST", f"{PREFIX}/label", json=large, headers=bearer)
+    assert reply.status_code == 200, "the limit of other requests is below it"
+
+
+def test_two_services_of_one_host_keep_their_sessions_apart(house: House) -> None:
+    """A browser has one cookie of a name for the whole host."""
+    first, second = (
+        Visitor(create_app(below(house, path_prefix=prefix)), house.send)
+        for prefix in ("/first", "/second")
+    )
+    second.cookies = first.cookies
+    for visitor, prefix in ((first, "/first"), (second, "/second"), (first, "/first")):
+        visitor.get(f"{prefix}/admin/sign-in")
+        visitor.post(f"{prefix}/admin/sign-in", token=house.token("admin"))
+        assert visitor.get(f"{prefix}/admin").status_code == 200
+    assert second.get("/second/admin").status_code == 200
+    first.get("/first/admin")
+    first.post("/first/admin/sign-out")
+    assert first.get("/first/admin").status_code == 303
+    assert second.get("/second/admin").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("terrine", "slash"),
+        ("https://terrine.example.org", "slash"),
+        ("/a//b", "slash"),
+        ("/a.b", "letters"),
+        ("/a/../b", "letters"),
+        ('/a"b', "letters"),
+        ("/admin", "/admin"),
+        ("/label/here", "/label"),
+    ],
+)
+def test_a_prefix_is_a_path_of_nobody_else(house: House, given: str, says: str) -> None:
+    with refuses(ValidationError, "TERRINE_PATH_PREFIX", says):
+        below(house, path_prefix=given)
+    assert below(house, path_prefix="/terrine/").path_prefix == "/terrine"
+    assert below(house, path_prefix="/").path_prefix == ""
+
+
+def test_no_prefix_begins_as_a_path_of_our_own(house: House) -> None:
+    paths = {*house.app.openapi()["paths"], "/admin", "/openapi.json"}
+    assert {path.split("/")[1] for path in paths} == OWN_PATHS

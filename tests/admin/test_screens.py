@@ -227,6 +227,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
     asked = admin.get(f"/admin/open?ensemble={HOSTILE[:30]}&mechanism={HOSTILE[:30]}")
     assert "<script" not in asked.text
     page = rendering.render(
+        {"path": "/admin"},
         "refusal.html",
         status=404,
         reader=None,

@@ -395,7 +395,7 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
     said = (ROOT / "docs" / "api.md").read_text().partition("**Waiting.**")[2].partition("\n- ")[0]
     waits = PROBLEMS[slug].status in (429, 503)
     lasts = f"`{slug}`" in said
-    answer = problem("1", "/label", slug, "A detail.")
+    answer = problem({"path": "/label", "state": {"request_id": "1"}}, slug, "A detail.")
     assert ("Retry-After" in answer.headers) == (waits and not lasts)
     assert waits or not lasts
     if slug in STATUS_OF_PROBLEM:  # what witnesses, owners and their aggregators refuse

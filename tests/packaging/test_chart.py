@@ -168,6 +168,16 @@ def test_an_issuer_needs_to_know_where_it_sends_browsers_back() -> None:
     assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == "https://t.example.org"
 
 
+def test_below_a_prefix_the_ingress_the_server_and_its_issuer_have_the_same_one() -> None:
+    made = render(*VARIANTS["watched"], "pathPrefix=/hospital/terrine")
+    (rule,) = only(made, "Ingress")["spec"]["rules"]
+    assert [each["path"] for each in rule["http"]["paths"]] == ["/hospital/terrine"]
+    (server,) = pods(made)["server"]["containers"]
+    assert variables(server)["TERRINE_PATH_PREFIX"] == "/hospital/terrine"
+    public = "https://terrine.example.org/hospital/terrine"
+    assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == public
+
+
 def test_it_says_what_the_compose_file_says() -> None:
     compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
     made = pods(render(*BUNDLED))
@@ -175,7 +185,7 @@ def test_it_says_what_the_compose_file_says() -> None:
         (container,) = made[part]["containers"]
         expected = compose[part]["environment"] | {"TERRINE_DATA_DIR": "/var/lib/terrine/data"}
         if part == "server":
-            expected["TERRINE_FORWARDED_ALLOW_IPS"] = ""
+            expected |= {"TERRINE_FORWARDED_ALLOW_IPS": "", "TERRINE_PATH_PREFIX": ""}
         expected["TERRINE_DATABASE_URL"] = expected["TERRINE_DATABASE_URL"].replace(
             "@db/", "@study-db:5432/"
         )

@@ -119,6 +119,8 @@ async def _send(app: FastAPI, method: str, path: str, request: dict[str, Any]) -
         return await http.request(method, path, **request)
 
 
+Send = Callable[..., httpx.Response]
+"""Like `InProcess.__call__`."""
 KEY = re.compile(r'name="form_key" value="([0-9a-f]{64})"')
 ONCE = re.compile(r'name="once" value="([0-9a-f]{32})"')
 ORIGIN = "http://terrine"
@@ -141,15 +143,17 @@ SCREENS = (
 class Visitor:
     """Visits the pages of an app. Sends back the cookies that it was given, and no script runs."""
 
-    def __init__(self, app: FastAPI, send: InProcess) -> None:
-        self.app, self._send = app, send
+    def __init__(self, app: FastAPI, send: Send, prefix: str = "") -> None:
+        """`prefix`: what a proxy takes off the paths that are visited."""
+        self.app, self._send, self._prefix = app, send, prefix
         self.cookies: dict[str, str] = {}
         self.last_key = self.last_once = ""
 
     def request(self, method: str, path: str, **request: Any) -> httpx.Response:
         headers = {"Cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
         request["headers"] = headers | request.get("headers", {})
-        reply = self._send(self.app, method, path, **request)
+        assert path.startswith(self._prefix), f"{path} is another service's"
+        reply = self._send(self.app, method, path.removeprefix(self._prefix), **request)
         for line in reply.headers.get_list("set-cookie"):
             for name, morsel in SimpleCookie(line).items():
                 self.cookies[name] = morsel.value
@@ -172,7 +176,7 @@ class Visitor:
     def post(self, path: str, *, key: str | None = None, **fields: str) -> httpx.Response:
         """Send a form as a page of ours would, with what the last page hides in it."""
         given = {"form_key": self.last_key if key is None else key, **fields}
-        if path == "/admin/tokens":
+        if path.endswith("/admin/tokens"):
             given = {"once": self.last_once, **given}
         return self.request("POST", path, data=given, headers={"Origin": ORIGIN})
 

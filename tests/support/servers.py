@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from getpass import getuser
 from ipaddress import ip_address
 from itertools import count
 from multiprocessing.process import BaseProcess
@@ -41,6 +42,7 @@ from sqlalchemy import Engine
 from support import processes
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, SERVICE, as_owner, migrated
+from support.documents import ROOT
 from support.ledgers import terms
 from support.processes import PATIENCE_SECONDS, Done, Terrine, run_program, until
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate, transparency
@@ -154,6 +156,34 @@ def running_server(
     with serving(made) as url:
         yield RunningServer(url, made, Ledger(engine, SECRET_KEY), ensemble)
     engine.dispose()
+
+
+@contextmanager
+def behind_nginx(url: str, prefix: str, directory: Path) -> Iterator[httpx.HTTPTransport]:
+    """Yield a way to an nginx that has the server at `url` below a prefix, as the manual says."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("NO NGINX: no proxy has the server below a path here. apt-get install nginx")
+    manual = (ROOT / "docs" / "deploying.md").read_text()
+    place = manual.partition("```nginx\n")[2].partition("```")[0]
+    assert "location /terrine/ {" in place
+    assert "http://127.0.0.1:8000;" in place
+    place = place.replace("/terrine/", f"{prefix}/").replace("http://127.0.0.1:8000", url)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    files = " ".join(f"{kind}_temp_path {directory / kind};" for kind in kinds)
+    door, settings = directory / "door", directory / "nginx.conf"
+    settings.write_text(
+        f"daemon off; user {getuser()}; pid {directory / 'pid'}; error_log stderr; events {{}}\n"
+        f"http {{ access_log off; {files}\nserver {{ listen unix:{door};\n{place}}} }}\n"
+    )
+    with subprocess.Popen([program, "-c", settings, "-p", directory]) as process:
+        try:
+            until(lambda: door.exists() or process.poll() is not None)
+            assert process.poll() is None
+            with httpx.HTTPTransport(uds=str(door)) as way:
+                yield way
+        finally:
+            process.terminate()
 
 
 NOISY = {"name": "gnmax", "sigma": 400.0}

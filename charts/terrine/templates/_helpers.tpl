@@ -80,7 +80,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- if not (or .publicUrl $.Values.ingress.host) }}
 {{- fail "oidc.publicUrl is needed: the issuer sends browsers back there, and no ingress.host says where that is." }}
 {{- end }}
-- {name: TERRINE_OIDC_PUBLIC_URL, value: {{ .publicUrl | default (printf "https://%s" $.Values.ingress.host) | quote }}}
+- {name: TERRINE_OIDC_PUBLIC_URL, value: {{ .publicUrl | default (printf "https://%s%s" $.Values.ingress.host $.Values.pathPrefix) | quote }}}
 {{- if .scopes }}
 - {name: TERRINE_OIDC_SCOPES, value: {{ .scopes | quote }}}
 {{- end }}

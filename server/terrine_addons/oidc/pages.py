@@ -48,7 +48,7 @@ async def start(request: Request, services: ServicesDep) -> Response:
     except IssuerError as error:
         return _unavailable(request, services, error)
     response = RedirectResponse(address, 303, HEADERS)
-    access.keep_flow(response, cookie)
+    access.keep_flow(response, services, cookie)
     return response
 
 
@@ -65,7 +65,7 @@ async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response
         made = await to_thread.run_sync(
             services.sessions.sign_in_through_issuer,
             issuer,
-            request.cookies.get(access.FLOW),
+            access.read_flow(request, services),
             answer,
             request.state.request_id,
             limiter=_ENDING,
@@ -79,7 +79,7 @@ async def sign_in_by_answer(request: Request, services: ServicesDep) -> Response
     else:
         response = page(request, "signed-in.html", who=made.who, role=made.role)
         access.keep_session(response, services, made)
-    access.forget_flow(response)
+    access.forget_flow(response, services)
     return response
 
 

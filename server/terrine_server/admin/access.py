@@ -4,7 +4,8 @@ Two cookies, both `__Host-`: a browser takes them over TLS or from this machine 
 to this host alone, never to a script, and never with a request that another site caused. One holds
 the session (`owner.sign_in`). The other, before there is a session, ties the sign-in form to the
 browser that fetched it. A third is kept while somebody is at an issuer to sign in, and is sent with
-the link that leads back from there.
+the link that leads back from there. Such cookies are of the whole host, so below a path prefix
+their names have it: of two services of one host, none takes the other's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from terrine_server.owner.sign_in import MAX_FLOW_LIFE, Principal, Session
 
 SESSION_COOKIE = "__Host-terrine-session"
 VISIT_COOKIE = "__Host-terrine-visit"
-FLOW = "__Host-terrine-flow"
+FLOW_COOKIE = "__Host-terrine-flow"
 FORM_KEY_FIELD = "form_key"
 """The field of every form that proves that it comes from one of our pages."""
 VISIT_PATTERN = re.compile(r"[0-9a-f]{32}")
@@ -49,7 +50,7 @@ def session_check(
 ) -> Callable[[], Principal] | None:
     """Return a check of the session that the cookies name; None if they name none."""
     cookies = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    given = cookies.get(SESSION_COOKIE)
+    given = cookies.get(_cookie_name(SESSION_COOKIE, services))
     return None if given is None else partial(services.sessions.resume, given)
 
 
@@ -128,36 +129,47 @@ async def read_form(request: Request, key: str) -> dict[str, str]:
     return given
 
 
-def read_visit(request: Request) -> str | None:
+def read_visit(request: Request, services: Services) -> str | None:
     """Return what the sign-in form is tied to; None if the browser did not send it."""
-    given = request.cookies.get(VISIT_COOKIE, "")
+    given = request.cookies.get(_cookie_name(VISIT_COOKIE, services), "")
     return given if VISIT_PATTERN.fullmatch(given) else None
 
 
-def keep_visit(response: Response, tie: str) -> None:
+def keep_visit(response: Response, services: Services, tie: str) -> None:
     """Set the cookie that the sign-in form is tied to."""
-    _set_cookie(response, VISIT_COOKIE, tie)
+    _set_cookie(response, _cookie_name(VISIT_COOKIE, services), tie)
 
 
 def keep_session(response: Response, services: Services, found: Session) -> None:
     """Set the session's cookie, as used now."""
-    _set_cookie(response, SESSION_COOKIE, services.sessions.cookie(found))
+    _set_cookie(response, _cookie_name(SESSION_COOKIE, services), services.sessions.cookie(found))
 
 
-def keep_flow(response: Response, cookie: str) -> None:
-    """Set the cookie of an attempt to sign in through an issuer."""
-    most = int(MAX_FLOW_LIFE.total_seconds())
-    response.set_cookie(FLOW, cookie, most, secure=True, httponly=True, samesite="lax")
-
-
-def forget_flow(response: Response) -> None:
-    """Delete the attempt's cookie."""
-    response.delete_cookie(FLOW, secure=True, httponly=True, samesite="lax")
-
-
-def forget_session(response: Response) -> None:
+def forget_session(response: Response, services: Services) -> None:
     """Delete the session's cookie."""
-    response.delete_cookie(SESSION_COOKIE, secure=True, httponly=True, samesite="strict")
+    name = _cookie_name(SESSION_COOKIE, services)
+    response.delete_cookie(name, secure=True, httponly=True, samesite="strict")
+
+
+def read_flow(request: Request, services: Services) -> str | None:
+    """Return the cookie of an attempt to sign in through an issuer, if the browser sent it."""
+    return request.cookies.get(_cookie_name(FLOW_COOKIE, services))
+
+
+def keep_flow(response: Response, services: Services, cookie: str) -> None:
+    """Set the attempt's cookie."""
+    name, most = _cookie_name(FLOW_COOKIE, services), int(MAX_FLOW_LIFE.total_seconds())
+    response.set_cookie(name, cookie, most, secure=True, httponly=True, samesite="lax")
+
+
+def forget_flow(response: Response, services: Services) -> None:
+    """Delete the attempt's cookie."""
+    name = _cookie_name(FLOW_COOKIE, services)
+    response.delete_cookie(name, secure=True, httponly=True, samesite="lax")
+
+
+def _cookie_name(name: str, services: Services) -> str:
+    return name + services.settings.path_prefix.replace("/", ".")
 
 
 def _set_cookie(response: Response, name: str, value: str) -> None:

@@ -12,13 +12,14 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import Scope
 
 from terrine_models.addons import addons
 from terrine_protocol import PROBLEMS, Role
 from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
 from terrine_server.api.problems import problem
-from terrine_server.api.services import PAGES_PATH, Services, is_page
+from terrine_server.api.services import PAGES_PATH, Services, is_page, public_path, route_path
 from terrine_server.errors import ServiceError
 from terrine_server.formats import FILTERS, format_share, show_value
 from terrine_server.owner.sign_in import Session
@@ -50,22 +51,30 @@ def page(
         with suppress(ServiceError):  # the page's own work meets whatever else is wrong
             services.ledger.check_history()
         values["refusing"] = services.history.found
-    response = render(template, reader=reader, status=status, path=request.url.path, **values)
+    response = render(request.scope, template, reader=reader, status=status, **values)
     _refresh_session(services, response, reader)
     return response
 
 
-def render(template: str, *, status: int, reader: Session | None, **values: Any) -> HTMLResponse:
-    """Return a page that does not depend on a request."""
-    admin = reader is not None and reader.role is Role.ADMIN
-    known = {"reader": reader, "is_admin": admin, "path": "", "root": PAGES_PATH, "refusing": None}
+def render(
+    scope: Scope, template: str, *, status: int, reader: Session | None, **values: Any
+) -> HTMLResponse:
+    """Return a page that needs nothing but where it is."""
+    known = {
+        "reader": reader,
+        "is_admin": reader is not None and reader.role is Role.ADMIN,
+        "path": public_path(scope, route_path(scope)),
+        "top": public_path(scope, ""),
+        "root": public_path(scope, PAGES_PATH),
+        "refusing": None,
+    }
     text = _TEMPLATES.get_template(template).render(known | values)
     return HTMLResponse(text, status, HEADERS)
 
 
 def see_other(request: Request, path: str, reader: Session | None = None) -> Response:
     """Send the browser to another page after a form has been acted on."""
-    response = RedirectResponse(PAGES_PATH + path, 303, HEADERS)
+    response = RedirectResponse(public_path(request.scope, PAGES_PATH + path), 303, HEADERS)
     _refresh_session(request.app.state.services, response, reader)
     return response
 
@@ -151,28 +160,28 @@ NAMED_NOT_FOUND = "There is no "
 
 
 def answer_failure(
-    request_id: str,
-    path: str,
+    scope: Scope,
     slug: str,
     detail: str,
     extras: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return the response to a request that failed: a page at a page's path, else a problem."""
-    document = problem(request_id, path, slug, detail, extras, headers)
-    if not is_page(path):
+    document = problem(scope, slug, detail, extras, headers)
+    if not is_page(route_path(scope)):
         return document
     if slug == "unauthorized":
-        return RedirectResponse(f"{PAGES_PATH}/sign-in", 303, HEADERS)
+        return RedirectResponse(public_path(scope, f"{PAGES_PATH}/sign-in"), 303, HEADERS)
     named = slug == "not-found" and detail.startswith(NAMED_NOT_FOUND)
     response = render(
+        scope,
         "refusal.html",
         status=document.status_code,
         reader=None,
         title=PROBLEMS[slug].title,
         detail=detail if named else PAGE_DETAILS.get(slug, detail),
         command=OPERATOR_COMMANDS.get(slug),
-        request_id=request_id,
+        request_id=scope["state"]["request_id"],
     )
     for name in ("Retry-After", "Allow", "Connection"):
         if name in document.headers:

@@ -38,7 +38,7 @@ def sign_in_page(request: Request, services: ServicesDep) -> Response:
 @router.post("/sign-in")
 async def sign_in(request: Request, services: ServicesDep) -> Response:
     """Exchange a token for a session."""
-    visit = access.read_visit(request)
+    visit = access.read_visit(request, services)
     if visit is None:
         return form(request, services, COOKIE_MISSING, 403)
     fields = await access.read_form(request, services.sessions.form_key(visit))
@@ -60,7 +60,7 @@ def sign_out(request: Request, services: ServicesDep, sent: Checked) -> Response
     """End the session."""
     services.sessions.sign_out(sent.session)
     response = see_other(request, "/sign-in")
-    access.forget_session(response)
+    access.forget_session(response, services)
     return response
 
 
@@ -83,7 +83,7 @@ def form(
     request: Request, services: Services, why: str | None = None, status: int = 200
 ) -> Response:
     """Return the sign-in page. `why`: what was wrong."""
-    tie = access.read_visit(request) or secrets.token_hex(16)
+    tie = access.read_visit(request, services) or secrets.token_hex(16)
     response = page(
         request,
         "sign-in.html",
@@ -94,5 +94,5 @@ def form(
         longest=MAX_SESSION_LIFE,
         form_key=services.sessions.form_key(tie),
     )
-    access.keep_visit(response, tie)
+    access.keep_visit(response, services, tie)
     return response

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check
+from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check, route_path
 from terrine_server.errors import DatabaseUnavailable, ServiceError
 from terrine_server.logs import list_frames
 from terrine_server.metrics import Metrics
@@ -93,6 +93,9 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
+        if self.settings.path_prefix:
+            # A server's own `root_path` would be put before every path, which a proxy may pass on.
+            scope["root_path"] = self.settings.path_prefix
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
@@ -119,7 +122,7 @@ class RequestMiddleware:
             structlog.contextvars.bound_contextvars(request_id=request_id),
             request_slot(scope) as slot,
         ):
-            large = scope["path"] in (LABEL_PATH, USED_UP_PATH)
+            large = route_path(scope) in (LABEL_PATH, USED_UP_PATH)
             try:
                 await self.limits.run(
                     self._run_routes,
@@ -137,7 +140,7 @@ class RequestMiddleware:
                 scope["state"]["problem"] = "overloaded"
                 if status:
                     raise
-                response = self.answer(request_id, scope["path"], *STOPPED)
+                response = self.answer(scope, *STOPPED)
                 await response(scope, receive, send_named)
             except Exception as error:  # a defect anywhere: no traceback may reach the client
                 log.error(
@@ -147,7 +150,7 @@ class RequestMiddleware:
                 if status:
                     # Part of the response was sent: only closing the connection tells the client.
                     raise RuntimeError("response aborted; the log names the bug") from None
-                response = self.answer(request_id, scope["path"], *DEFECT)
+                response = self.answer(scope, *DEFECT)
                 await response(scope, receive, send_named)
             finally:
                 self._record(scope, status, time.perf_counter() - started)
@@ -167,10 +170,10 @@ class RequestMiddleware:
         The routes find the token's principal in the state, or why there is none.
         """
         refusal = _refuse_head(scope, headers)
-        if refusal is not None or scope["path"] == ALIVE_PATH:
+        if refusal is not None or route_path(scope) == ALIVE_PATH:
             return refusal
         address = scope["client"][0] if scope.get("client") else ""
-        check = self.authenticate(scope["path"], headers)
+        check = self.authenticate(route_path(scope), headers)
         found: Principal | ServiceError | None = None
         if check is not None:
             refusal = slot.claim(self.limits.slots, address)
@@ -196,7 +199,7 @@ class RequestMiddleware:
         scope["state"]["problem"] = slug
         if slug in PROBLEMS_THAT_CHARGE_NOTHING:
             detail += " Nothing was charged."
-        return self.answer(scope["state"]["request_id"], scope["path"], slug, detail, *more)
+        return self.answer(scope, slug, detail, *more)
 
     async def _run_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; HEAD as GET, whose body the server leaves out (RFC 9110, section 9.3.2)."""
@@ -264,7 +267,7 @@ def _refuse_head(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None
     return None
 
 
-def answer_malformed(metrics: Metrics) -> Response:
+def answer_malformed(metrics: Metrics, settings: Settings) -> Response:
     """Answer malformed HTTP with a problem, log and count it: no route ever sees it.
 
     Its text is the client's, so it is left out.
@@ -274,7 +277,8 @@ def answer_malformed(metrics: Metrics) -> Response:
     metrics.requests("(other)", "(none)", "400").inc()
     metrics.problems(slug).inc()
     why = "The request line, a header or a chunk is malformed or too long. Nothing was answered."
-    return problem(request_id, "", slug, why, headers={"X-Request-Id": request_id})
+    unread = {"path": "", "root_path": settings.path_prefix, "state": {"request_id": request_id}}
+    return problem(unread, slug, why, headers={"X-Request-Id": request_id})
 
 
 METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from terrine_protocol import (
     EnsembleAccount,
@@ -44,6 +44,7 @@ from terrine_server.api.services import (
     Student,
     TokenCursor,
     TokenId,
+    public_path,
     render_page,
 )
 from terrine_server.errors import Forbidden
@@ -79,11 +80,12 @@ def open_project(
     holder: Admin,
     _: JsonBody,
     request: ProjectOpen,
+    http: Request,
     response: Response,
 ) -> ProjectInfo:
     """Open a project: fix its mechanism and prices, and reserve its budget under the cap."""
     record = operations.open_project(services.ledger, request, holder.actor)
-    response.headers["Location"] = f"/projects/{record.name}"
+    response.headers["Location"] = public_path(http.scope, f"/projects/{record.name}")
     warning = small_budget_warning(record.terms, len(record.ensemble.facts.classes))
     shown = views.project(record, services.available(record.ensemble))
     return shown.model_copy(update={"warning": warning})
@@ -187,6 +189,7 @@ def make_request(
     holder: Student,
     _: JsonBody,
     request: RequestCreate,
+    http: Request,
     response: Response,
 ) -> RequestInfo:
     """Ask for a new project on the ensemble of the token's project, also for more budget.
@@ -194,7 +197,7 @@ def make_request(
     Sent again while it is open, it is the same request.
     """
     record, new = operations.make_request(services.ledger, request, holder)
-    response.headers["Location"] = f"/requests/{record.id}"
+    response.headers["Location"] = public_path(http.scope, f"/requests/{record.id}")
     response.status_code = 201 if new else 200
     return views.request(record)
 
@@ -239,6 +242,7 @@ def approve_request(
     _: JsonBody,
     request_id: RequestId,
     approval: RequestApprove,
+    http: Request,
     response: Response,
 ) -> RequestApproved:
     """Open the project that was asked for, as it was or with other terms.
@@ -255,7 +259,8 @@ def approve_request(
         by=holder.actor,
         until=holder.expires_at,
     )
-    response.headers["Location"] = f"/projects/{done.project.name}"
+    location = public_path(http.scope, f"/projects/{done.project.name}")
+    response.headers["Location"] = location
     return RequestApproved(
         request=views.request_account(done.request),
         project=views.project(done.project, services.available(done.project.ensemble)),

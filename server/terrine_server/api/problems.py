@@ -11,11 +11,12 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import explain_error
 from terrine_server.api import openapi
-from terrine_server.api.services import authenticated_caller
+from terrine_server.api.services import authenticated_caller, public_path, route_path
 from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
 from terrine_server.serving.bounds import RETRY_SECONDS
 
@@ -47,22 +48,24 @@ class ProblemResponse(JSONResponse):
 
 
 def problem(
-    request_id: str,
-    path: str,
+    scope: Scope,
     slug: str,
     detail: str,
     extras: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ProblemResponse:
-    """Return the problem document of type `slug`; `extras` are further public members."""
+    """Return the problem document of type `slug` about a request.
+
+    `extras` are further public members.
+    """
     kind = PROBLEMS[slug]
     document = Problem(
-        type=f"/problems/{slug}",
+        type=public_path(scope, f"/problems/{slug}"),
         title=kind.title,
         status=kind.status,
         detail=detail,
-        instance=path,
-        **{"request_id": request_id, **(extras or {})},
+        instance=public_path(scope, route_path(scope)),
+        **{"request_id": scope["state"]["request_id"], **(extras or {})},
     )
     added = dict(headers or {})
     if kind.status == HTTPStatus.UNAUTHORIZED:
@@ -153,4 +156,4 @@ def _answer(
 ) -> Response:
     request.state.problem = slug
     answer: Answer = request.app.state.answer
-    return answer(request.state.request_id, request.url.path, slug, detail, extras, headers)
+    return answer(request.scope, slug, detail, extras, headers)

@@ -21,6 +21,8 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 from pydantic_core import PydanticCustomError
 from sqlalchemy import Engine
 from starlette.responses import Response
+from starlette.routing import get_route_path  # type: ignore[attr-defined]
+from starlette.types import Scope
 
 from terrine_protocol import LogState, Name, Role
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
@@ -382,6 +384,17 @@ PAGES_PATH = "/admin"
 def is_page(path: str) -> bool:
     """Whether a path is one of the owner's pages, rather than of the API."""
     return path == PAGES_PATH or path.startswith(f"{PAGES_PATH}/")
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request as routes have it: without the prefix, if a proxy passed it."""
+    path: str = get_route_path(scope)
+    return path
+
+
+def public_path(scope: Scope, path: str) -> str:
+    """Return where clients find a path that a route has: below the prefix."""
+    return f"{scope.get('root_path', '')}{path}"
 
 
 def caller_check(

@@ -56,14 +56,15 @@ def visitor(house: House, issuer: LocalIssuer, tmp_path: Path) -> Visitor:
     return visitor_of(house, issuer, tmp_path)
 
 
-def visitor_of(house: House, issuer: LocalIssuer, directory: Path) -> Visitor:
-    """Somebody with a browser, at a replica that admits through the issuer."""
+def visitor_of(house: House, issuer: LocalIssuer, directory: Path, prefix: str = "") -> Visitor:
+    """Somebody with a browser, at a replica that admits through the issuer, below a prefix."""
     (directory / "secret").write_text(f"{SECRET}\n")
     chosen = {
         "oidc_issuer": issuer.url,
         "oidc_client_id": CLIENT,
         "oidc_client_secret_file": directory / "secret",
-        "oidc_public_url": PUBLIC,
+        "oidc_public_url": PUBLIC + prefix,
+        "path_prefix": prefix,
         "oidc_admins": ["owners", "privacy-admins", LDAP],
         "oidc_auditors": "auditors",
         "oidc_plain_http": True,
@@ -114,6 +115,19 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     visitor.cookies = copy
     assert visitor.get("/admin").status_code == 303
     assert house.ledger.verify_log().ok
+
+
+def test_below_a_prefix_the_issuer_sends_browsers_back_to_it(
+    house: House, issuer: LocalIssuer, tmp_path: Path
+) -> None:
+    visitor = visitor_of(house, issuer, tmp_path, "/terrine")
+    assert 'href="/terrine/admin/oidc/start"' in visitor.get("/terrine/admin/sign-in").text
+    there = visitor.get("/terrine/admin/oidc/start").headers["location"]
+    back = httpx.get(there).headers["location"]
+    assert back.startswith(f"{PUBLIC}/terrine/admin/oidc/callback?")
+    reply = visitor.get(back.removeprefix(PUBLIC))
+    assert 'content="0; url=/terrine/admin"' in reply.text
+    holds(text_of(visitor.get("/terrine/admin")), "admin", "Ada")
 
 
 def test_the_claim_decides_the_role_and_without_one_nobody_gets_in(
@@ -446,6 +460,8 @@ def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -
         ({"oidc_issuer": "http://127.0.0.1:1"}, "https"),
         ({"oidc_issuer": "http://issuer.example", "oidc_plain_http": True}, "https"),
         ({"oidc_public_url": "https://terrine.example/?a"}, "https"),
+        ({"oidc_public_url": f"{PUBLIC}/t"}, "TERRINE_OIDC_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
+        ({"path_prefix": "/t"}, "TERRINE_OIDC_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
         ({"oidc_admins": []}, "TERRINE_OIDC_ADMINS role"),
         ({"oidc_scopes": "profile"}, "openid"),
     ],
