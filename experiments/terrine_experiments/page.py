@@ -97,12 +97,13 @@ def write_page(page: Path, made: Mapping[str, Chapter], draws: int) -> None:
 def keep_missing(old: Sequence[Sequence[str]], made: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the rows that were made; for those without data, the old ones that begin alike.
 
-    Where a name stands in several rows, those of the same figure of the paper.
+    Of rows of one name, that of the same figure of the paper.
     """
     rows = []
     for row in made:
         alike = [each for each in old if each[0].startswith(row[0]) and not _lacks_data(each)]
-        alike = [each for each in alike if each[1] == row[1]] or alike
+        if sum(each[0] == row[0] for each in alike) > 1:
+            alike = [each for each in alike if each[1] == row[1]]
         rows += alike if _lacks_data(row) and alike else [row]
     return [list(row) for row in rows]
 

@@ -248,6 +248,8 @@ def test_rows_of_one_name_are_told_apart_by_the_papers_figure() -> None:
     lacking = [[name, paper, "no data: train"] for name, paper, _ in old]
     assert keep_missing(old, lacking) == old
     assert keep_missing([], lacking) == lacking
+    rounds = [["letters, 8,000 queries", "2.03", "1"], ["letters, round 1", "–", "2"]]
+    assert keep_missing(rounds, [["letters", "2.03", "no data: private"]]) == rounds
     assert keep_missing(lacking, lacking) == lacking
 
 
