@@ -119,6 +119,21 @@ class Settings(Variables):
         ),
     ] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")] = 8000
+    public_url: Annotated[
+        str | None,
+        Field(
+            description="Where students and browsers reach this server, as commands print it. An "
+            "issuer sends browsers back to `/admin/oidc/callback` below it, and needs `https://…`. "
+            "Default: host and port."
+        ),
+    ] = None
+    started_by: Annotated[
+        Literal["hand", "compose"],
+        Field(
+            description="How the server was started, and so how the commands that it prints are "
+            "typed. `compose`: by `docker-compose.yml`."
+        ),
+    ] = "hand"
     forwarded_allow_ips: Annotated[
         str,
         Field(
@@ -280,13 +295,6 @@ class Settings(Variables):
         Path | None,
         Field(description="File that contains the client's secret. Default: a public client."),
     ] = None
-    oidc_public_url: Annotated[
-        str | None,
-        Field(
-            description="Where browsers reach this server, `https://…`. The issuer sends them back "
-            "to `/admin/oidc/callback` below it."
-        ),
-    ] = None
     oidc_scopes: Annotated[str, Field(description="Scopes that are asked for.")] = "openid profile"
     oidc_role_claim: Annotated[
         str,
@@ -381,17 +389,17 @@ class Settings(Variables):
         """Refuse an issuer without all that a sign-in needs: it would admit nobody, or too many."""
         if self.oidc_issuer is None:
             return self
-        for name in ("client_id", "public_url"):
-            if getattr(self, f"oidc_{name}") is None:
-                raise ValueError(f"TERRINE_OIDC_ISSUER needs TERRINE_OIDC_{name.upper()}, too.")
-        for name in ("issuer", "public_url"):
-            url = getattr(self, f"oidc_{name}")
+        for name in ("oidc_client_id", "public_url"):
+            if getattr(self, name) is None:
+                raise ValueError(f"TERRINE_OIDC_ISSUER needs TERRINE_{name.upper()}, too.")
+        for name in ("oidc_issuer", "public_url"):
+            url = getattr(self, name)
             if not self.allows_url(url) or "?" in url or "#" in url:
-                raise ValueError(f"TERRINE_OIDC_{name.upper()} must be an address of https.")
-        path = urlsplit(self.oidc_public_url or "").path.rstrip("/")
+                raise ValueError(f"TERRINE_{name.upper()} must be an address of https.")
+        path = urlsplit(self.public_url or "").path.rstrip("/")
         if path != self.path_prefix:
             raise ValueError(
-                f"TERRINE_OIDC_PUBLIC_URL has the path {path or '/'!r} and TERRINE_PATH_PREFIX is "
+                f"TERRINE_PUBLIC_URL has the path {path or '/'!r} and TERRINE_PATH_PREFIX is "
                 f"{self.path_prefix!r}. They must be the same: browsers come back by the one, and "
                 "pages lead to the other."
             )
@@ -411,6 +419,14 @@ class Settings(Variables):
         return bool(parts.hostname) and (
             parts.scheme == "https" or (plain and parts.scheme == "http")
         )
+
+    @property
+    def url(self) -> str:
+        """Where students reach this server, without a slash at its end."""
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        here = self.host in ("*", "0.0.0.0", "::")  # noqa: S104
+        return f"http://{'127.0.0.1' if here else self.host}:{self.port}{self.path_prefix}"
 
     @property
     def ensembles_dir(self) -> Path:

@@ -285,7 +285,7 @@ def test_signing_in_through_an_issuer_without_any_script(
             "oidc_issuer": issuer.url,
             "oidc_client_id": CLIENT,
             "oidc_client_secret_file": secret,
-            "oidc_public_url": "https://terrine.example",
+            "public_url": "https://terrine.example",
             "oidc_admins": "privacy-admins",
             "oidc_plain_http": True,
         }

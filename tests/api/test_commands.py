@@ -18,7 +18,7 @@ from support.data import DigitsEnsemble
 from support.processes import Done, Terrine, run_program
 from support.servers import started
 from support.wording import holds
-from terrine_server.cli.console import command_text
+from terrine_server.cli.console import as_typed, command_text
 
 
 @pytest.mark.slow
@@ -206,6 +206,68 @@ def test_an_owner_goes_from_nothing_to_a_served_label_and_back(
 )
 def test_a_command_is_printed_as_it_can_be_typed(words: tuple[object, ...], typed: str) -> None:
     assert command_text(*words) == typed
+
+
+@pytest.mark.parametrize(
+    ("told", "typed"),
+    [
+        ("terrine doctor", "docker compose exec server terrine doctor"),
+        ("terrine serve", "docker compose up --detach --wait"),
+        ("terrine backup DIR", "docker compose run --rm --no-deps migrate backup DIR"),
+        (
+            "Run `terrine init`.",
+            "Run `docker compose run --rm --no-deps migrate init --service-role terrine_service`.",
+        ),
+        (
+            "terrine init --service-role mine",
+            "docker compose run --rm --no-deps migrate init --service-role mine",
+        ),
+        ("terrine ledger restored", "docker compose run --rm --no-deps migrate ledger restored"),
+        ("terrine ledger verify", "docker compose exec server terrine ledger verify"),
+        ("the terrine of a project", "the terrine of a project"),
+        ("terrine student budget", "terrine student budget"),
+    ],
+)
+def test_in_compose_a_command_is_told_as_its_host_takes_it(
+    monkeypatch: pytest.MonkeyPatch, told: str, typed: str
+) -> None:
+    assert as_typed(told) == told
+    monkeypatch.setenv("TERRINE_STARTED_BY", "compose")
+    assert as_typed(told) == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (("project", "show"), "docker compose exec server terrine project show"),
+        (("student", "train", Path("a.csv")), "terrine student train a.csv"),
+        (
+            ("quickstart", Path("a b.csv"), "--public", Path("-p.csv")),
+            "tar --create -- 'a b.csv' -p.csv | docker compose run --rm --no-TTY with-files "
+            "quickstart 'a b.csv' --public ./-p.csv",
+        ),
+        (
+            ("ensemble", "evaluate", Path("/var/lib/terrine/x")),
+            "docker compose exec server terrine ensemble evaluate /var/lib/terrine/x",
+        ),
+    ],
+)
+def test_in_compose_a_command_gets_the_files_that_it_names(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], typed: str
+) -> None:
+    monkeypatch.setenv("TERRINE_STARTED_BY", "compose")
+    assert command_text(*words) == typed
+
+
+@pytest.mark.slow
+def test_what_commands_print_is_typed_where_the_service_was_started(terrine: Terrine) -> None:
+    here = {"TERRINE_STARTED_BY": "compose"}
+    init = "docker compose run --rm --no-deps migrate init"
+    assert init in terrine("project", "show", **here).refused
+    assert init in terrine("serve", **here).refused
+    assert init in terrine("doctor", **here).out
+    findings = json.loads(terrine("--json", "doctor", **here).out)["findings"]
+    assert any(init in found["fix"] for found in findings)
 
 
 @pytest.mark.slow

@@ -7,20 +7,25 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
 
+from support.documents import ROOT
 from support.processes import run_program, until
 from support.servers import REPOSITORY, SECRETS, Composition, composed, docker
 from support.wording import holds, says
 
+COMMAND = re.compile(r"^  ((?:docker compose|tar|TERRINE_URL=\S+) .*?)\s*$", re.MULTILINE)
+"""A line to be typed, as commands print it."""
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
@@ -117,6 +122,30 @@ def test_the_doctor_finds_no_problem_in_a_container(compose: Composition) -> Non
     report = compose.terrine("doctor")
     holds(report, "problems", "found")
     holds(report, "terrine_service", "add", "not")
+
+
+def test_what_is_printed_inside_is_typed_outside(compose: Composition, tmp_path: Path) -> None:
+    """Quickstart to a student: each command as the one before printed it, and none by hand."""
+    run_program(sys.executable, str(ROOT / "docs/tutorials/stays.py"), cwd=tmp_path, check=True)
+    for file, count in (("export.csv", 3_000), ("published.csv", 800)):  # which is quicker
+        rows = (tmp_path / file).read_text().splitlines(keepends=True)
+        (tmp_path / file).write_text("".join(rows[: count + 1]))
+    send = "tar --create export.csv published.csv | docker compose run --rm --no-TTY with-files"
+    asked = "quickstart export.csv --public published.csv --label readmitted --group patient_id"
+    rehearsed = compose.type_in(f"{send} {asked} --epsilon 8 --name stays --dry-run", tmp_path)
+    (opens,) = COMMAND.findall(rehearsed)
+    said = compose.type_in(f"{opens} --name stays --verbose", tmp_path)
+    init, proposes, trains, registers, opening, token, serves, learns = COMMAND.findall(said)
+    holds(compose.type_in(init, tmp_path), "ledger", "ready")
+    for once in (proposes, trains):  # of what is there by now, another
+        compose.type_in(re.sub(r"stays(?=-schema|\s)", "again", once), tmp_path)
+    for once in (registers, opening):  # done by now, and only once
+        assert once.split()[:5] == ["docker", "compose", "exec", "server", "terrine"]
+    assert compose.type_in(token, tmp_path).startswith("terrine_")
+    compose.type_in(serves, tmp_path)
+    assert f"TERRINE_URL={compose.url} " in learns
+    here = learns.replace(" terrine ", f" {sys.executable} -m terrine_server ")
+    compose.type_in(f"{here} --out student", tmp_path)
 
 
 def test_the_server_has_only_the_rights_that_it_needs(compose: Composition) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 
 from support.documents import IN_DOCKER, ROOT, blocks, lines
-from support.processes import run_program
 from support.servers import Composition, composed, docker
 from support.wording import holds
 from terrine_client import Client
@@ -49,23 +46,9 @@ def test_private_files_become_answers_by_the_page_s_commands(
     checkout = tmp_path / "checkout"
     (checkout / STAYS).parent.mkdir(parents=True)
     shutil.copy(ROOT / STAYS, checkout / STAYS)
-    files = {"COMPOSE_FILE": ":".join(map(str, compose.files))}
 
     def type_in(line: str) -> str:
-        """Run a line on a terminal, which `docker compose exec` wants."""
-        done = run_program(
-            "script",
-            "--quiet",
-            "--return",
-            "--command",
-            line,
-            os.devnull,
-            cwd=checkout,
-            env=compose.environment | files,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}"
-        return done.stdout
+        return compose.type_in(line, checkout)
 
     opened, weekly = typed(), list[str]()
     while WEEKLY in opened:

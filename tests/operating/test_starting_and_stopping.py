@@ -141,6 +141,19 @@ def test_the_log_is_text_elsewhere_if_that_is_chosen(served_machine: Machine) ->
     holds(done.err, "TERRINE_HOST", "192.0.2.1")
 
 
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"host": "*", "port": 81}, "http://127.0.0.1:81"),
+        ({"host": "192.0.2.1"}, "http://192.0.2.1:8000"),
+        ({"host": "*", "public_url": "https://terrine.example/x/"}, "https://terrine.example/x"),
+    ],
+)
+def test_others_are_told_the_address_that_they_reach(given: dict[str, Any], url: str) -> None:
+    assert Settings(**given).url == url
+
+
 def test_the_database_s_password_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
     url = "postgresql+psycopg://terrine:s3cret@database/terrine"
     serve.show_addresses("http://127.0.0.1:8000", Settings(database_url=url))

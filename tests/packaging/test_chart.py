@@ -165,7 +165,7 @@ def test_an_issuer_needs_to_know_where_it_sends_browsers_back() -> None:
     (server,) = pods(render(*EXTERNAL, *issuer, "oidc.publicUrl=https://t.example.org"))["server"][
         "containers"
     ]
-    assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == "https://t.example.org"
+    assert variables(server)["TERRINE_PUBLIC_URL"] == "https://t.example.org"
 
 
 def test_below_a_prefix_the_ingress_the_server_and_its_issuer_have_the_same_one() -> None:
@@ -175,7 +175,7 @@ def test_below_a_prefix_the_ingress_the_server_and_its_issuer_have_the_same_one(
     (server,) = pods(made)["server"]["containers"]
     assert variables(server)["TERRINE_PATH_PREFIX"] == "/hospital/terrine"
     public = "https://terrine.example.org/hospital/terrine"
-    assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == public
+    assert variables(server)["TERRINE_PUBLIC_URL"] == public
 
 
 def test_it_says_what_the_compose_file_says() -> None:
@@ -184,6 +184,7 @@ def test_it_says_what_the_compose_file_says() -> None:
     for part in ("server", "migrate"):
         (container,) = made[part]["containers"]
         expected = compose[part]["environment"] | {"TERRINE_DATA_DIR": "/var/lib/terrine/data"}
+        del expected["TERRINE_PUBLIC_URL"], expected["TERRINE_STARTED_BY"]
         if part == "server":
             expected |= {"TERRINE_FORWARDED_ALLOW_IPS": "", "TERRINE_PATH_PREFIX": ""}
         expected["TERRINE_DATABASE_URL"] = expected["TERRINE_DATABASE_URL"].replace(
@@ -300,12 +301,12 @@ def test_people_sign_in_through_the_issuer_and_servers_alone_reach_it(
 ) -> None:
     manifests = render(*VARIANTS["watched"])
     (server,) = pods(manifests)["server"]["containers"]
-    told = {n: v for n, v in variables(server).items() if n.startswith("TERRINE_OIDC_")}
+    told = {n: v for n, v in variables(server).items() if re.match("TERRINE_(OIDC|PUBLIC)_", n)}
     assert told == {
         "TERRINE_OIDC_ISSUER": "https://login.example.org/realms/hospital",
         "TERRINE_OIDC_CLIENT_ID": "terrine",
         "TERRINE_OIDC_CLIENT_SECRET_FILE": "/run/secrets/oidc_secret",
-        "TERRINE_OIDC_PUBLIC_URL": "https://terrine.example.org",
+        "TERRINE_PUBLIC_URL": "https://terrine.example.org",
         "TERRINE_OIDC_ROLE_CLAIM": "realm_access.roles",
         "TERRINE_OIDC_ADMINS": '["CN=privacy-board,OU=groups,DC=hospital","owners"]',
         "TERRINE_OIDC_AUDITORS": '["auditors"]',
@@ -394,5 +395,5 @@ def test_the_values_in_the_guide_are_taken_together(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     manifests = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
     (server,) = pods(manifests)["server"]["containers"]
-    assert variables(server)["TERRINE_OIDC_PUBLIC_URL"] == "https://terrine.example.org"
+    assert variables(server)["TERRINE_PUBLIC_URL"] == "https://terrine.example.org"
     assert only(manifests, "Ingress")["spec"]["rules"][0]["host"] == "terrine.example.org"

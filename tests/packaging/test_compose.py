@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.documents import REPOSITORY
+from support.documents import REPOSITORY, lines, section
 from support.processes import run_program
 from support.wording import holds
 
@@ -63,10 +63,57 @@ def test_only_servers_share_a_network_with_what_is_private() -> None:
     assert closed == joined.keys() - {"outside"}
 
 
+def test_commands_know_where_they_are_typed_and_others_come_in() -> None:
+    variables = [each.get("environment", {}) for each in SERVICES.values()]
+    ours = [each for each in variables if "TERRINE_DATABASE_URL" in each]
+    assert len(ours) > 2
+    for environment in ours:
+        assert environment["TERRINE_STARTED_BY"] == "compose"
+        assert "${TERRINE_PUBLIC_URL:-" in environment["TERRINE_PUBLIC_URL"]
+        assert "${TERRINE_PORT:-8000}" in environment["TERRINE_PUBLIC_URL"]
+
+
 def test_profiles_are_off_until_they_are_asked_for() -> None:
     usual = {name for name, service in SERVICES.items() if "profiles" not in service}
     assert usual == {"db", "migrate", "server", "proxy"}
     assert COMPOSE["include"] == ["${OWNERS_FILE:-docker/owners/none.yml}"]
+
+
+def test_no_command_of_one_moment_replaces_what_runs() -> None:
+    """`docker compose run` starts what its service needs, and replaces it if it has changed."""
+    told = [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "docker").rglob("*"),
+        *(REPOSITORY / "server").rglob("*.py"),
+    ]
+    commands = [
+        found[0]
+        for file in told
+        if file.is_file()
+        for found in re.finditer(
+            r"docker compose run\b.*?\s(" + "|".join(SERVICES) + r"|owner-\d+)\b",
+            re.sub(r'"\s*"|\\?\n\s*', " ", file.read_text()),
+        )
+    ]
+    assert len(commands) > 5
+    for command in commands:
+        service = command.split()[-1]
+        depends = SERVICES["owner" if service.startswith("owner-") else service].get("depends_on")
+        assert not depends or "--no-deps" in command, command
+
+
+def test_the_proxy_answers_while_servers_are_replaced() -> None:
+    """Whatever depends on a server is stopped before it, and started after it."""
+    assert "depends_on" not in SERVICES["proxy"]
+    for heading in ("Upgrade", "Roll back"):
+        shell = lines(section(REPOSITORY / "docs" / "upkeep.md", heading))
+        servers, others = [line for line in shell if line.split()[1:3] == ["compose", "up"]]
+        assert servers.split()[3:] == ["--detach", "--wait", "server"]
+        assert others.split()[3:] == ["--detach", "--wait", "--remove-orphans"]
+    for heading in ("Restore", "Roll back"):
+        shell = lines(section(REPOSITORY / "docs" / "upkeep.md", heading))
+        assert ["docker", "compose", "stop", "server"] in map(str.split, shell)
 
 
 def test_whoever_watches_has_the_files_that_it_names_and_one_token() -> None:

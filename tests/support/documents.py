@@ -33,6 +33,14 @@ def lines(text: str) -> list[str]:
     ]
 
 
+def section(page: Path, heading: str) -> str:
+    """Return all shell blocks under a heading of a page, as one."""
+    _, found, text = page.read_text().partition(f"\n## {heading}\n")
+    assert found, f"{page.name} has no heading {heading!r}"
+    under = text.partition("\n## ")[0]
+    return "".join(block for language, block in BLOCK.findall(under) if language == "bash")
+
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^## (?:\[?(\d+\.\d+\.\d+)\]? [-–] (\d{4}-\d\d-\d\d)|(Unreleased))$")
 

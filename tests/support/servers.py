@@ -666,6 +666,22 @@ class Composition:
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def type_in(self, line: str, cwd: Path = REPOSITORY) -> str:
+        """Run a page's line on a terminal, which `docker compose exec` wants; return its output."""
+        done = run_program(
+            "script",
+            "--quiet",
+            "--return",
+            "--command",
+            line,
+            os.devnull,
+            cwd=cwd,
+            env=self.environment | {"COMPOSE_FILE": ":".join(map(str, self.files))},
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}"
+        return done.stdout
+
     def start_again(self) -> None:
         """Start what is not running, and wait until the proxy, which is, has found it."""
         self.succeed("up", "--detach", "--wait")

@@ -68,8 +68,13 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{- /* The variables of a sign-in through an issuer, if there is one. */ -}}
+{{- /* The variables that say where others reach the server, and of an issuer, if there is one. */ -}}
 {{- define "terrine.issuer" -}}
+{{- $ingress := ternary (printf "https://%s%s" .Values.ingress.host .Values.pathPrefix) "" (ne .Values.ingress.host "") }}
+{{- $url := .Values.oidc.publicUrl | default $ingress }}
+{{- if and $url (not (hasKey .Values.settings "TERRINE_PUBLIC_URL")) }}
+- {name: TERRINE_PUBLIC_URL, value: {{ $url | quote }}}
+{{- end }}
 {{- with .Values.oidc }}
 {{- if .issuer }}
 - {name: TERRINE_OIDC_ISSUER, value: {{ .issuer | quote }}}
@@ -77,10 +82,9 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- if .clientSecretKey }}
 - {name: TERRINE_OIDC_CLIENT_SECRET_FILE, value: /run/secrets/{{ .clientSecretKey }}}
 {{- end }}
-{{- if not (or .publicUrl $.Values.ingress.host) }}
+{{- if not $url }}
 {{- fail "oidc.publicUrl is needed: the issuer sends browsers back there, and no ingress.host says where that is." }}
 {{- end }}
-- {name: TERRINE_OIDC_PUBLIC_URL, value: {{ .publicUrl | default (printf "https://%s%s" $.Values.ingress.host $.Values.pathPrefix) | quote }}}
 {{- if .scopes }}
 - {name: TERRINE_OIDC_SCOPES, value: {{ .scopes | quote }}}
 {{- end }}

@@ -23,7 +23,7 @@ from terrine_addons.federation.voters import (
 )
 from terrine_models.teachers.kinds import load_manifest
 from terrine_protocol.files import read, write_atomically
-from terrine_server.cli.console import console, fail, tabulate
+from terrine_server.cli.console import console, fail, say, tabulate
 from terrine_server.cli.options import EnsembleName, NewEnsemble
 from terrine_server.cli.plan import ensemble_directory
 from terrine_server.ledger.ensembles import check_name
@@ -60,7 +60,7 @@ def gather(
             style="bold yellow",
             soft_wrap=True,
         )
-    console.print(f"Next: terrine ensemble register {name} --epsilon … --delta …")
+    say(f"Next: terrine ensemble register {name} --epsilon … --delta …")
 
 
 @app.command()
@@ -152,7 +152,7 @@ def make_aggregator(
         "ways on which the service does not see, or change, what owners get.",
         soft_wrap=True,
     )
-    console.print(f"Next: terrine federation serve-aggregator {directory} …")
+    say(f"Next: terrine federation serve-aggregator {directory} …")
 
 
 @app.command()

@@ -122,7 +122,7 @@ class Issuer:
         self._settings = settings
         self._client_id = settings.oidc_client_id or ""
         self._secret = _secret(settings.oidc_client_secret_file)
-        self._redirect = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
+        self._redirect = f"{(settings.public_url or '').rstrip('/')}{CALLBACK}"
         self._metadata = _Fetched(self._fetch_metadata)
         self._keys = _Fetched(self._fetch_keys)
 
@@ -410,6 +410,6 @@ def check_sign_in(settings: Settings) -> Iterator[Finding]:
         return
     if settings.oidc_client_secret_file is not None:
         yield check_private_file("client secret", settings.oidc_client_secret_file)
-    back = f"{(settings.oidc_public_url or '').rstrip('/')}{CALLBACK}"
+    back = f"{(settings.public_url or '').rstrip('/')}{CALLBACK}"
     found = f"{issuer.host} answers as an issuer. It must know the address {back}."
     yield Finding("sign-in", Severity.OK, found)

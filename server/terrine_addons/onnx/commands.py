@@ -17,7 +17,7 @@ from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
 from terrine_protocol.base import quantity
 from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli import reading as arrays
-from terrine_server.cli.console import console, fail
+from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.options import NewEnsemble
 from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
@@ -121,14 +121,11 @@ def split_(
         sharded = split(private, out, teachers, progress=writing)
     parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"
-    console.print(
+    say(
         f"{out}: {teachers:,} shards of {parts.smallest:,} to {parts.largest:,} {unit}. They are "
         f"as private as the data. Train teacher i on shard i alone; then\n"
         f"terrine ensemble import MODEL… --name NAME --input {out / PARTITION_FILE} "
         "--disjoint-by TEXT",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
     )
 
 
@@ -210,11 +207,8 @@ def _public(path: Path, declared: Declaration) -> np.ndarray:
 
 
 def _say(out: Path, manifest: Manifest) -> None:
-    console.print(
+    say(
         f"Imported {manifest.teachers:,} teachers into {out}. Disjoint, as declared by you and "
         f"not checked: {manifest.teacher.declared_disjoint}\n"
         f"Next: terrine ensemble register {manifest.name} --epsilon ε --delta δ",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
     )

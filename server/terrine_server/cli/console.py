@@ -73,6 +73,29 @@ errors = make_console(stderr=True, highlight=False)
 
 _UNSHOWN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """What JSON may hold as it is, and a terminal acts on or turns; escaped, it is the same text."""
+_AS_OWNER = "docker compose run --rm --no-deps migrate "
+_WITH_FILES = "docker compose run --rm --no-TTY with-files"
+_IN_COMPOSE = {
+    "serve": "docker compose up --detach --wait",
+    "quickstart": f"{_WITH_FILES} quickstart",
+    **{
+        command: f"{_AS_OWNER}{command}"
+        for command in (
+            *("upgrade", "backup", "restore", "init --service-role"),
+            *("ledger restored", "ledger seal"),  # before what begins as they do
+        )
+    },
+    "init": f"{_AS_OWNER}init --service-role terrine_service",
+    **{
+        command: f"docker compose exec server terrine {command}"
+        for command in (
+            *("audit", "doctor", "dossier", "ensemble", "federation", "ledger", "parameters"),
+            *("plan", "project", "request", "token"),
+        )
+    },
+}
+"""How a command of whoever runs the service is typed on Compose's host: docs/deploying.md."""
+_COMMAND = re.compile(rf"\bterrine ({'|'.join(_IN_COMPOSE)})\b")
 C = TypeVar("C", bound=Callable[..., None])
 _as_json = ContextVar("_as_json", default=False)
 
@@ -88,21 +111,39 @@ def fail(message: str) -> NoReturn:
 
 def say(text: str, *, to: Console = console, markup: bool = False, style: str = "") -> None:
     """Print a text for people, as it is unless it has `markup`; a terminal breaks its lines."""
-    to.print(text, style=style, markup=markup, highlight=False, soft_wrap=True)
+    to.print(as_typed(text), style=style, markup=markup, highlight=False, soft_wrap=True)
 
 
 def warn(text: str, *, to: Console = console) -> None:
     """Print what somebody should look at, but need not change."""
-    to.print(Text.assemble(("Warning:", "bold yellow"), " ", text), soft_wrap=True)
+    to.print(Text.assemble(("Warning:", "bold yellow"), " ", as_typed(text)), soft_wrap=True)
+
+
+def in_compose() -> bool:
+    """Return whether this runs in a container of docker-compose.yml."""
+    return os.environ.get("TERRINE_STARTED_BY") == "compose"
+
+
+def as_typed(text: str) -> str:
+    """Return a text with the commands of `terrine` in it as they are typed on the host."""
+    return _COMMAND.sub(lambda found: _IN_COMPOSE[found[1]], text) if in_compose() else text
 
 
 def command_text(*words: object) -> str:
-    """Return a command of `terrine` as a shell takes it, also with files called as options are."""
+    """Return a command of `terrine` as a shell takes it, also with files called as options are.
+
+    In Compose the files that are named by relative paths, here those beside the command, are sent.
+    """
     typed = [
         f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
         for word in words
     ]
-    return shlex.join(["terrine", *typed])
+    command = shlex.join(["terrine", *typed])
+    files = [word for word in words if isinstance(word, Path) and not word.is_absolute()]
+    if not files or not in_compose() or words[0] == "student":
+        return as_typed(command)
+    send = shlex.join(["tar", "--create", "--", *map(str, files)])
+    return f"{send} | {_WITH_FILES} {command.removeprefix('terrine ')}"
 
 
 def ask_for_json(context: typer.Context) -> None:
@@ -296,7 +337,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
                 f"A bug in Terrine: {type(error).__name__}: {error}. "
                 "Set TERRINE_DEBUG=1 to see the traceback, and please report it."
             )
-        errors.print(Text.assemble(("Error:", "bold red"), " ", message), soft_wrap=True)
+        errors.print(Text.assemble(("Error:", "bold red"), " ", as_typed(message)), soft_wrap=True)
         sys.exit(1)
     sys.exit(0)
 

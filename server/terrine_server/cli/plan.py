@@ -367,9 +367,7 @@ def evaluate(
         options = f"--teachers {found.teachers} --classes {len(found.classes)} --consensus {levels}"
     else:
         options = f"--votes {votes} --votes-are {trained_on}"
-    console.print(
-        f"To plan with it: terrine plan {options} --epsilon 1", soft_wrap=True, highlight=False
-    )
+    say(f"To plan with it: terrine plan {options} --epsilon 1")
 
 
 def _load_labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:

@@ -42,6 +42,7 @@ from terrine_server.cli.console import (
     command_text,
     console,
     fail,
+    in_compose,
     print_json,
     say,
     with_json,
@@ -409,7 +410,8 @@ def _dry_run(
         by_person = rows.person is not None
         _check_joining(ledger, register.name, joined, forecast.first, by_person=by_person)
     words = ["quickstart", private or "PRIVATE", *given.asked]
-    command = command_text(*words, *given.table, *given.formats, "--epsilon", f"{epsilon:g}")
+    words += [*given.table, *given.formats, "--epsilon", f"{epsilon:g}"]
+    command = command_text(*words, *(["--yes"] if in_compose() else []))  # files take its input
     if as_json():
         options = [
             {"way": each.first.option, "mechanism": each.first.spec, **asdict(each)}
@@ -418,7 +420,8 @@ def _dry_run(
         print_json({"command": command, "ways": options, "true_labels": forecast.truth})
     else:
         _show_forecast(forecast, rows, joined, log)
-        say(f"Nothing was made or spent. To open it, with its questions:\n  {command}")
+        asks = "without" if in_compose() else "with"
+        say(f"Nothing was made or spent. To open it, {asks} its questions:\n  {command}")
     _check_above_chance(forecast, None, anyway=anyway)
 
 
@@ -1130,12 +1133,11 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
     pool = []
     if public is not None and not record.ensemble.facts.designed:
         pool = [next(public.glob("train-images*"), public)]  # of IDX, the file is asked
-    host = "127.0.0.1" if settings.host in ("*", "0.0.0.0", "::") else settings.host  # noqa: S104
-    url = f"http://{host}:{settings.port}"
     say("Now serve it, unless a server does already:")
     say(f"  {_command(settings, 'serve')}")
     say(f"The student learns by this line.{once}")
-    say(f"  TERRINE_URL={url} TERRINE_TOKEN={secret} {command_text('student', 'train', *pool)}")
+    trains = command_text("student", "train", *pool)
+    say(f"  TERRINE_URL={settings.url} TERRINE_TOKEN={secret} {trains}")
     for folder in pool:
         if folder.is_dir() and not is_table(folder) and any(map(Path.is_dir, folder.iterdir())):
             say(f"The student's pictures lie in one flat folder: give it those of {folder} so.")
@@ -1180,7 +1182,7 @@ def _offer_labels(ledger: Ledger, settings: Settings, record: ProjectRecord) -> 
 def _command(settings: Settings, *words: object) -> str:
     """Return a command as the owner types it."""
     default = settings.data_dir == type(settings).model_fields["data_dir"].default
-    where = [] if default else ["--data-dir", settings.data_dir]
+    where = [] if default or in_compose() else ["--data-dir", settings.data_dir]
     return command_text(*where, *words)
 
 

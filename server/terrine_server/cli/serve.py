@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from terrine_server import logs
 from terrine_server.app import create_app
 from terrine_server.cli.console import (
     as_json,
+    as_typed,
     command_text,
     console,
     errors,
@@ -185,7 +187,7 @@ def serve(
         ):
             logs.write_early("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
-            cause = "no key: run `terrine init`"
+            cause = as_typed("no key: run `terrine init`")
             logs.write_early("warning", "signs no checkpoints", chosen=chosen, cause=cause)
         logs.configure(settings.log_level, chosen)
 
@@ -236,7 +238,7 @@ def _log_refusal() -> Iterator[None]:
         chosen = os.environ.get("TERRINE_LOG_FORMAT", "auto")  # of settings that may be wrong
         for setting, cause in _find_causes(error, message):
             named = {"setting": setting} if setting else {}
-            logs.write_early("error", "cannot start", chosen=chosen, cause=cause, **named)
+            logs.write_early("error", "cannot start", chosen=chosen, cause=as_typed(cause), **named)
         raise typer.Exit(1) from None
 
 
@@ -316,7 +318,8 @@ def doctor(
 def show_findings(examined: Iterable[Finding]) -> bool:
     """Print findings as they come; return whether there is no problem among them."""
     findings = []
-    for finding in examined:
+    for each in examined:
+        finding = replace(each, found=as_typed(each.found), fix=as_typed(each.fix))
         findings.append(finding)
         if not as_json():
             _show(finding)

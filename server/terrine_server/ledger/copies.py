@@ -191,7 +191,7 @@ def check_owner(engine: Engine) -> None:
             raise Conflict(
                 f"The account {account} does not own the ledger's tables and database, so it "
                 "cannot replace them. Restore as their owner, with Docker: docker compose run --rm "
-                "migrate restore …"
+                "--no-deps migrate restore …"
             )
 
 

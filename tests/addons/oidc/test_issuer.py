@@ -63,7 +63,7 @@ def visitor_of(house: House, issuer: LocalIssuer, directory: Path, prefix: str =
         "oidc_issuer": issuer.url,
         "oidc_client_id": CLIENT,
         "oidc_client_secret_file": directory / "secret",
-        "oidc_public_url": PUBLIC + prefix,
+        "public_url": PUBLIC + prefix,
         "path_prefix": prefix,
         "oidc_admins": ["owners", "privacy-admins", LDAP],
         "oidc_auditors": "auditors",
@@ -455,13 +455,13 @@ def test_tokens_made_by_them_last_no_longer_than_ninety_days(visitor: Visitor) -
     ("changed", "says"),
     [
         ({"oidc_client_id": None}, "TERRINE_OIDC_CLIENT_ID"),
-        ({"oidc_public_url": None}, "TERRINE_OIDC_PUBLIC_URL"),
+        ({"public_url": None}, "TERRINE_PUBLIC_URL"),
         ({"oidc_issuer": "http://issuer.example"}, "https"),
         ({"oidc_issuer": "http://127.0.0.1:1"}, "https"),
         ({"oidc_issuer": "http://issuer.example", "oidc_plain_http": True}, "https"),
-        ({"oidc_public_url": "https://terrine.example/?a"}, "https"),
-        ({"oidc_public_url": f"{PUBLIC}/t"}, "TERRINE_OIDC_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
-        ({"path_prefix": "/t"}, "TERRINE_OIDC_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
+        ({"public_url": "https://terrine.example/?a"}, "https"),
+        ({"public_url": f"{PUBLIC}/t"}, "TERRINE_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
+        ({"path_prefix": "/t"}, "TERRINE_PUBLIC_URL TERRINE_PATH_PREFIX /t"),
         ({"oidc_admins": []}, "TERRINE_OIDC_ADMINS role"),
         ({"oidc_scopes": "profile"}, "openid"),
     ],
@@ -470,7 +470,7 @@ def test_half_a_set_up_is_none(changed: dict[str, Any], says: str) -> None:
     complete: dict[str, Any] = {
         "oidc_issuer": "https://issuer.example",
         "oidc_client_id": "terrine",
-        "oidc_public_url": PUBLIC,
+        "public_url": PUBLIC,
         "oidc_admins": "owners",
     }
     assert Settings(**complete).oidc_issuer
