@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -167,8 +167,8 @@ PROBLEMS: dict[str, ProblemType] = {
             "database-unavailable",
             503,
             "The ledger cannot be reached",
-            "Without a durable charge there is no answer. Send the same again: what "
-            "was answered is free.",
+            "Without a durable charge there is no answer; `reason` says why there is none. Send "
+            "the same again: what was answered is free.",
         ),
         (
             "ledger-corrupted",
@@ -185,6 +185,14 @@ PROBLEMS: dict[str, ProblemType] = {
         ),
     ]
 }
+
+
+Reason = Literal[
+    "busy", "starting", "unreachable", "read-only", "disk-full", "misconfigured", "damaged"
+]
+"""Why there is no ledger (`database-unavailable`), in no more words than anybody may read."""
+PASSING_REASONS: frozenset[Reason] = frozenset({"busy", "starting", "unreachable", "read-only"})
+"""Those that may pass by themselves; any other lasts until a person has repaired something."""
 
 
 def slug_of(name: str) -> str:

@@ -27,7 +27,7 @@ from terrine_server.errors import (
     SchemaMismatch,
     ServiceError,
 )
-from terrine_server.ledger import Ledger, check_schema, connect
+from terrine_server.ledger import Ledger, check_schema, check_writable, connect
 from terrine_server.ledger.copies import Registration, registrations
 from terrine_server.ledger.database import reading, sqlite_path
 from terrine_server.ledger.migrating import (
@@ -510,8 +510,7 @@ def examine_upgrade() -> Iterator[Finding]:
         fix = "Check it with the version that wrote it, or restore a backup"
         yield Finding("ledger", Severity.PROBLEM, str(error), fix)
     except DatabaseUnavailable as error:
-        fix = "Check that it is running, TERRINE_DATABASE_URL and the password file"
-        yield Finding("ledger", Severity.PROBLEM, str(error), fix)
+        yield Finding("ledger", Severity.PROBLEM, error.symptom, error.fix or "As it says")
     finally:
         engine.dispose()
 
@@ -624,7 +623,7 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
     try:
         engine = connect(settings.database, password)
     except DatabaseUnavailable as error:
-        yield Finding("database", Severity.PROBLEM, str(error), "Correct TERRINE_DATABASE_URL")
+        yield Finding("database", Severity.PROBLEM, error.symptom, error.fix or "As it says")
         return
     try:
         yield from check_database(engine)
@@ -639,6 +638,7 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
         yield from _survive("ensembles", check_ensembles(ledger, settings))
         yield from check_balances(ledger)
         yield from check_log(ledger)
+        check_writable(engine)
         signed = (check_signed_checkpoint(each, settings) for each in (ledger,))
         yield from _survive("checkpoint", signed)
     except SchemaMismatch as error:
@@ -648,7 +648,6 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
     except LedgerCorrupted as error:
         yield Finding("ledger", Severity.PROBLEM, str(error), "terrine ledger verify all")
     except DatabaseUnavailable as error:
-        fix = "As it says; else check that it runs, TERRINE_DATABASE_URL and the password file"
-        yield Finding("database", Severity.PROBLEM, str(error), fix)
+        yield Finding("database", Severity.PROBLEM, error.symptom, error.fix or "As it says")
     finally:
         engine.dispose()

@@ -37,7 +37,7 @@ from collections.abc import Collection
 from typing import Any, ClassVar
 
 from terrine_protocol.errors import TerrineError
-from terrine_protocol.problems import PROBLEMS, slug_of
+from terrine_protocol.problems import PROBLEMS, Reason, slug_of
 
 
 class ServiceError(TerrineError):
@@ -124,15 +124,26 @@ class EnsembleUnavailable(ServiceError): ...
 class DatabaseUnavailable(ServiceError):
     """The ledger cannot be reached, or cannot be trusted.
 
-    `detail` is public; `str(error)` adds the database's own message, for the server's operator.
+    `detail` says what is wrong, `fix` what the server's operator can do about it, and `cause` what
+    the database says; `str(error)` has all three, for the operator alone. Clients get `reason`.
     """
 
-    def __init__(self, detail: str, cause: str = "", **extras: Any) -> None:
-        super().__init__(detail, **extras)
+    def __init__(
+        self, detail: str, cause: str = "", *, fix: str = "", reason: Reason = "unreachable"
+    ) -> None:
+        super().__init__(detail)
         self.cause = cause
+        self.fix = fix
+        self.reason = reason
+
+    @property
+    def symptom(self) -> str:
+        """What is wrong, without what to do about it."""
+        return f"{self.detail} ({self.cause})" if self.cause else self.detail
 
     def __str__(self) -> str:
-        return f"{self.detail} ({self.cause})" if self.cause else self.detail
+        whole = f"{self.detail} {self.fix}" if self.fix else self.detail
+        return f"{whole} ({self.cause})" if self.cause else whole
 
 
 class DatabaseStarting(DatabaseUnavailable):
@@ -140,11 +151,17 @@ class DatabaseStarting(DatabaseUnavailable):
 
 
 class SchemaMismatch(DatabaseUnavailable):
-    """The database is older or newer than this version of Terrine."""
+    """The database is older or newer than this version of Terrine, or has no tables."""
+
+    def __init__(self, detail: str, cause: str = "") -> None:
+        super().__init__(detail, cause, reason="misconfigured")
 
 
 class NotSealed(DatabaseUnavailable):
     """The ledger's rows are not sealed with this server's secret key."""
+
+    def __init__(self, detail: str, cause: str = "") -> None:
+        super().__init__(detail, cause, reason="misconfigured")
 
 
 class LedgerCorrupted(DatabaseUnavailable):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import numpy as np
@@ -28,6 +28,7 @@ from terrine_models.tables.designed import Margins, design_pool, margin_question
 from terrine_models.tables.loading import encoded_input
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import PROBLEMS
+from terrine_protocol.problems import PASSING_REASONS, Reason
 from terrine_protocol.tables import TableSchema
 from terrine_server.api.problems import problem
 from terrine_server.errors import EnsembleUnavailable
@@ -345,7 +346,9 @@ def test_without_its_database_the_service_answers_nothing_and_recovers(
             student.http.get("/readyz"),
         ):
             assert slug(refused) == "database-unavailable"
-            assert int(refused.headers["Retry-After"]) > 0
+            reason = "misconfigured" if database_url.startswith("sqlite") else "unreachable"
+            assert refused.json()["reason"] == reason
+            assert ("Retry-After" in refused.headers) == (reason in PASSING_REASONS)
             assert str(make_url(database_url).database) not in refused.text
         assert student.http.get("/healthz").status_code == 200
     assert student.http.get("/readyz").status_code == 200
@@ -398,6 +401,11 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
     answer = problem({"path": "/label", "state": {"request_id": "1"}}, slug, "A detail.")
     assert ("Retry-After" in answer.headers) == (waits and not lasts)
     assert waits or not lasts
+    if slug == "database-unavailable":
+        for reason in get_args(Reason):
+            answer = problem("1", "/label", slug, "A detail.", {"reason": reason})
+            assert ("Retry-After" in answer.headers) == (reason in PASSING_REASONS)
+            assert f"`{reason}`" in said or reason not in PASSING_REASONS
     if slug in STATUS_OF_PROBLEM:  # what witnesses, owners and their aggregators refuse
         short = _render_short(Refusal(slug, "A detail."))
         assert isinstance(short, JSONResponse)

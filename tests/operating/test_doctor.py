@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
 
-from support.databases import SQLITE_BY_DAY, as_owner
+from support.databases import SERVICE, SQLITE_BY_DAY, Postgres, as_owner
+from support.disks import fill, small_disk
 from support.documents import ROOT
 from support.ledgers import answered, unguarded
 from support.servers import Machine
@@ -29,7 +33,7 @@ from terrine_server.doctor import (
     check_postgresql,
     compare_clocks,
 )
-from terrine_server.ledger import connect
+from terrine_server.ledger import connect, database
 from terrine_server.settings import LOW_DISK_BYTES
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -419,3 +423,210 @@ def test_a_real_postgresql_with_unsafe_settings_is_found(served_machine: Machine
     with altered(url, f"{database} SET {only} = on", f"{database} RESET {only}"):
         assert "read_only" in served_machine.wrong()[0][2]
     assert served_machine.wrong() == []
+
+
+@contextmanager
+def without_room(disk: Path) -> Iterator[None]:
+    """Fill a disk, and free it again."""
+    filler = fill(disk)
+    yield
+    filler.unlink()
+
+
+@contextmanager
+def mounted_read_only(disk: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@contextmanager
+def held_file(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def another_in_its_place(path: Path, content: bytes | None) -> Iterator[None]:
+    """Other bytes, or a directory, where the ledger's file was."""
+    kept = path.rename(path.with_name("kept"))
+    if content is None:
+        path.mkdir()
+    else:
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+    yield
+    path.rmdir() if content is None else path.unlink()
+    kept.rename(path)
+
+
+FILE_FAILURES: dict[str, tuple[Callable[[Path], AbstractContextManager[None]], str]] = {
+    "a full disk": (lambda path: without_room(path.parent), "space"),
+    "mounted read-only": (lambda path: mounted_read_only(path.parent), "TERRINE_DATABASE_URL"),
+    "locked": (held_file, "ended"),
+    "no database": (lambda path: another_in_its_place(path, b"no database" * 500), "restore"),
+    "a directory": (lambda path: another_in_its_place(path, None), "TERRINE_DATABASE_URL"),
+}
+
+
+def test_the_remedy_for_a_file_follows_the_cause(
+    served_machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once what it says is done, nothing is wrong any more."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with small_disk("1m") as disk:
+        path = disk / "terrine.sqlite"
+        path.touch(mode=0o600)
+        with closing(sqlite3.connect(str(make_url(served_machine.database_url).database))) as made:
+            made.execute(f"VACUUM INTO '{path}'")
+        with closing(sqlite3.connect(path)) as copy:
+            copy.execute("PRAGMA journal_mode = WAL")
+
+        def wrong() -> list[tuple[str, str, str, str]]:
+            found = served_machine.wrong(TERRINE_DATABASE_URL=f"sqlite:///{path}")
+            return [finding for finding in found if finding[0] != "disk"]
+
+        assert wrong() == []
+        for failure, (breaking, remedy) in FILE_FAILURES.items():
+            with breaking(path):
+                found = wrong()
+            assert {finding[:2] for finding in found} == {("database", "problem")}, failure
+            holds(found[-1][3], remedy)
+            assert ("TERRINE_DATABASE_URL" in found[-1][3]) == (remedy == "TERRINE_DATABASE_URL")
+            assert wrong() == [], failure
+
+
+@contextmanager
+def done_and_undone(server: Postgres, database: str, do: str, undo: str) -> Iterator[None]:
+    with server.connect(database) as connection:
+        for statement in do.split(";"):
+            connection.execute(statement)
+        try:
+            yield
+        finally:
+            for statement in undo.split(";"):
+                connection.execute(statement)
+
+
+@contextmanager
+def admitted_otherwise(server: Postgres, line: str) -> Iterator[None]:
+    """With another first line in pg_hba.conf."""
+    with server.connect() as connection:
+        ((file,),) = connection.execute("SHOW hba_file").fetchall()
+        kept = Path(file).read_text()
+        try:
+            Path(file).write_text(f"{line}\n{kept}")
+            connection.execute("SELECT pg_reload_conf()")
+            yield
+        finally:
+            Path(file).write_text(kept)
+            connection.execute("SELECT pg_reload_conf()")
+
+
+SERVER_FAILURES: dict[str, tuple[str, str, str]] = {
+    "locked": ("BEGIN; LOCK TABLE tokens", "ROLLBACK", "pg_stat_activity"),
+    "no connection left": (
+        f"ALTER ROLE {SERVICE} CONNECTION LIMIT 0",
+        f"ALTER ROLE {SERVICE} CONNECTION LIMIT -1",
+        "LIMIT",
+    ),
+    "no login": (f"ALTER ROLE {SERVICE} NOLOGIN", f"ALTER ROLE {SERVICE} LOGIN", "LOGIN"),
+    "read-only": (
+        f"ALTER ROLE {SERVICE} SET default_transaction_read_only = on",
+        f"ALTER ROLE {SERVICE} RESET default_transaction_read_only",
+        "default_transaction_read_only",
+    ),
+    "no temporary tables": (
+        "REVOKE TEMPORARY ON DATABASE {database} FROM PUBLIC",
+        "GRANT TEMPORARY ON DATABASE {database} TO PUBLIC",
+        "TEMPORARY",
+    ),
+}
+
+
+ADDRESSES: list[tuple[dict[str, Any], str]] = [
+    ({"database": "nothing"}, "DATABASE"),
+    ({"username": "nobody_here"}, "ROLE"),
+    ({"host": "127.0.0.1", "port": 1, "query": {}}, "port"),
+    ({"host": "no-such-host.invalid", "query": {}}, "container"),
+    ({"query": {"host": "/nowhere"}}, "host"),
+    ({"drivername": "mysql"}, "TERRINE_DATABASE_URL"),
+]
+
+
+@POSTGRES
+def test_the_remedy_for_a_server_follows_the_cause(
+    served_machine: Machine,
+    postgres: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    url = make_url(served_machine.database_url)
+    name = str(url.database)
+    for failure, (do, undo, remedy) in SERVER_FAILURES.items():
+        with done_and_undone(postgres, name, do.format(database=name), undo.format(database=name)):
+            found = served_machine.wrong()
+        assert {state for _, state, *_ in found} == {"problem"}, failure
+        holds(found[-1][3], remedy)
+        assert served_machine.wrong() == [], failure
+    for change, remedy in ADDRESSES:
+        other = url.set(**change).render_as_string(hide_password=False)
+        ((check, state, _, fix),) = served_machine.wrong(TERRINE_DATABASE_URL=other)
+        assert (check, state) == ("database", "problem")
+        holds(fix, remedy, "TERRINE_DATABASE_URL")
+    password = tmp_path / "password"
+    password.write_text("another")
+    password.chmod(0o600)
+    given = {"TERRINE_DATABASE_PASSWORD_FILE": str(password)}
+    for method, remedy in (("reject", "pg_hba.conf"), ("scram-sha-256", "password")):
+        with admitted_otherwise(postgres, f"local all {SERVICE} {method}"):
+            ((check, state, _, fix),) = served_machine.wrong(**given)
+            assert (check, state) == ("database", "problem")
+            holds(fix, remedy)
+    with admitted_otherwise(postgres, f"local all {SERVICE} scram-sha-256"):
+        with postgres.connect() as connection:
+            connection.execute(f"ALTER ROLE {SERVICE} PASSWORD 'another'".encode())
+        assert served_machine.wrong(**given) == []
+
+
+@POSTGRES
+@pytest.mark.nightly
+def test_a_full_disk_of_postgresql_and_a_damaged_page_are_told_apart(
+    served_machine: Machine, postgres: Postgres
+) -> None:
+    name = str(make_url(served_machine.database_url).database)
+    with small_disk("1m") as disk, postgres.connect(name) as connection:
+        ((data,),) = connection.execute("SHOW data_directory").fetchall()
+        owner = Path(data).stat()
+        small = disk / "small"
+        small.mkdir()
+        os.chown(small, owner.st_uid, owner.st_gid)
+        connection.execute(f"CREATE TABLESPACE small LOCATION '{small}'".encode())
+        try:
+            connection.execute("GRANT CREATE ON TABLESPACE small TO PUBLIC")
+            connection.execute(f"ALTER DATABASE {name} SET temp_tablespaces = small".encode())
+            assert served_machine.wrong() == []
+            with without_room(disk):
+                ((check, state, _, fix),) = served_machine.wrong()
+                assert (check, state) == ("database", "problem")
+                holds(fix, "space")
+            assert served_machine.wrong() == []
+        finally:
+            connection.execute(f"ALTER DATABASE {name} RESET temp_tablespaces".encode())
+            connection.execute("DROP TABLESPACE small")
+    with postgres.connect(name) as connection:
+        found = connection.execute("SELECT pg_relation_filepath('projects')").fetchone()
+        assert found is not None
+        connection.execute("CHECKPOINT")
+    page = Path(data, found[0])
+    kept = page.read_bytes()
+    for content, problems in ((b"\xff" * len(kept), 1), (kept, 0)):
+        postgres.kill()
+        page.write_bytes(content)
+        postgres.start()
+        wrong = served_machine.wrong()
+        assert len(wrong) == problems
+        for _, _, _, fix in wrong:
+            holds(fix, "restore")

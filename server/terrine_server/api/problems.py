@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import explain_error
+from terrine_protocol.problems import PASSING_REASONS
 from terrine_server.api import openapi
 from terrine_server.api.services import authenticated_caller, public_path, route_path
 from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
@@ -27,7 +28,7 @@ MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
 """Maximum number of fields that one `invalid-request` names."""
 PRIVATE_DETAIL = {
-    "database-unavailable": "The ledger cannot be reached, and no query is answered without it. "
+    "database-unavailable": "The ledger cannot be used now, and no query is answered without it. "
     "Send the same again: what was answered before is free.",
     "ensemble-unavailable": "The ensemble cannot vote now: its files do not verify, or those who "
     "vote elsewhere do not answer. Nothing was charged. Retry later; the server's log has the "
@@ -37,7 +38,8 @@ PRIVATE_DETAIL = {
 PROBLEMS_WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
 """Problems that a student takes to the data owner."""
 PROBLEMS_WITHOUT_RETRY = {"ledger-corrupted", "ledger-restored", "log-not-signed"}
-"""Problems of status 503 that last until a person has repaired something."""
+"""Problems of status 503 that last until a person has repaired something; so do those of
+`database-unavailable` whose reason does not pass by itself."""
 PROBLEM_OF_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
 
@@ -70,9 +72,13 @@ def problem(
     added = dict(headers or {})
     if kind.status == HTTPStatus.UNAUTHORIZED:
         added["WWW-Authenticate"] = "Bearer"
-    waiting_helps = kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    if waiting_helps and slug not in PROBLEMS_WITHOUT_RETRY:
-        added["Retry-After"] = str((extras or {}).get("retry_after", RETRY_SECONDS))
+    members = extras or {}
+    passes = slug not in PROBLEMS_WITHOUT_RETRY and (
+        members.get("reason", "unreachable") in PASSING_REASONS
+    )
+    waits = kind.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    if waits and passes:
+        added["Retry-After"] = str(members.get("retry_after", RETRY_SECONDS))
     return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
 
 
@@ -107,10 +113,13 @@ def _handle_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)  # noqa: S101 - as registered
     if isinstance(error, DatabaseUnavailable | EnsembleUnavailable):
         log.error("unavailable", problem=error.problem, cause=str(error))
-    detail = PRIVATE_DETAIL.get(error.problem, error.detail)
+    detail, reason = PRIVATE_DETAIL.get(error.problem, error.detail), dict[str, str]()
+    if isinstance(error, DatabaseUnavailable) and error.problem in PRIVATE_DETAIL:
+        reason = {"reason": error.reason}
+        detail = f"{detail} Reason: {error.reason}."
     contact = request.app.state.services.settings.contact
     told = {"contact": contact} if contact and error.problem in PROBLEMS_WITH_CONTACT else {}
-    return _answer(request, error.problem, detail, {**error.extras, **told})
+    return _answer(request, error.problem, detail, {**error.extras, **reason, **told})
 
 
 def _handle_malformed(request: Request, error: Exception) -> Response:

@@ -153,10 +153,15 @@ def settle(engine: Engine) -> None:
         try:
             (mode,) = driver.execute("PRAGMA journal_mode = DELETE").fetchone()
         except Exception as error:  # of the driver itself: no statement of SQLAlchemy's
-            raise DatabaseUnavailable("The ledger's file is in use.", str(error)) from None
+            raise _in_use(str(error)) from None
     engine.dispose()
     if mode != "delete":
-        raise DatabaseUnavailable("The ledger's file is in use.")
+        raise _in_use()
+
+
+def _in_use(cause: str = "") -> DatabaseUnavailable:
+    fix = "Stop the servers and commands that use it first."
+    return DatabaseUnavailable("The ledger's file is in use.", cause, fix=fix, reason="busy")
 
 
 def others_connected(engine: Engine) -> list[str]:

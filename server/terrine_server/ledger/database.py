@@ -52,6 +52,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from terrine_protocol.problems import Reason
 from terrine_server.errors import (
     DatabaseStarting,
     DatabaseUnavailable,
@@ -90,7 +91,7 @@ class StalledDatabase:
                 self._asking.release()
         else:
             silent = time.monotonic() - self._since
-            raise DatabaseUnavailable("The ledger does not answer.", f"silent for {silent:.0f} s")
+            raise _SILENT.explain(f"silent for {silent:.0f} s")
 
     def mark_stalled(self) -> None:
         """Note that a reply did not come in time."""
@@ -156,16 +157,10 @@ _POOL: dict[str, Any] = {
     "pool_timeout": 20,
     "hide_parameters": True,
 }
-# PostgreSQL's codes: lock_not_available, query_canceled, deadlock, serialization failure.
-_BUSY = {"55P03", "57014", "40P01", "40001"}
 _READ_ONLY = "25006"
 _NO_RIGHT = "42501"
 _PARTLY_IGNORED = "22012"
 """Division by zero: how the one statement of a charge fails if a part of it was ignored."""
-_STARTING = "57P03"
-# Of a connection that was refused, libpq gives the text alone.
-_STARTS = "the database system is (starting|shutting|in recovery|not (yet )?accepting)"
-_DISK = {"53100", "58030"}
 _NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
@@ -231,8 +226,9 @@ def connect(
     except (ArgumentError, ValueError):
         pass  # the text may hold a password: say what was expected without repeating it
     raise DatabaseUnavailable(
-        "The database URL must be sqlite:///path/to/file or postgresql://user@host/name. "
-        "Check TERRINE_DATABASE_URL."
+        "The database URL must be sqlite:///path/to/file or postgresql://user@host/name.",
+        fix="Correct TERRINE_DATABASE_URL.",
+        reason="misconfigured",
     )
 
 
@@ -248,7 +244,7 @@ def _transaction(
     """
     lock = _WRITE_LOCKS.get(engine) if writes else None
     if lock is not None and not lock.acquire(timeout=BUSY_SECONDS):
-        raise DatabaseUnavailable("The ledger is busy. Retry.")
+        raise _BUSY.explain()
     stalled = _STALLED.get(engine)
     replies = nullcontext() if stalled is None else stalled.fail_fast()
     try:
@@ -340,12 +336,13 @@ def use_write_ahead_log(engine: Engine) -> None:
         except sqlite3.Error as error:
             # If two processes switch at once, SQLite refuses one of them without waiting.
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise DatabaseUnavailable("The ledger's file cannot be used.", str(error)) from None
+                raise _explanation(engine, error) from None
             time.sleep(0.02)
     if mode != ("wal",):
         raise DatabaseUnavailable(
-            "The ledger's file is on a disk that cannot hold SQLite's write-ahead log. "
-            "Use a local disk, or PostgreSQL."
+            "The ledger's file is on a disk that cannot hold SQLite's write-ahead log.",
+            fix="Use a local disk, or PostgreSQL.",
+            reason="misconfigured",
         )
 
 
@@ -401,9 +398,10 @@ class _Dialect(SQLiteDialect_pysqlite):
         if info["file"] != _identity(info["path"]):
             dbapi_connection.invalidate()
             raise DatabaseUnavailable(
-                "The ledger's file was removed or replaced while it was open. "
-                "Put it back, or restart the server.",
+                "The ledger's file was removed or replaced while it was open.",
                 info["path"],
+                fix="Put it back, or restart the server.",
+                reason="misconfigured",
             )
         dbapi_connection.execute(info.pop(BEGIN_STATEMENT, "BEGIN"))
 
@@ -497,11 +495,16 @@ _SESSION = (
     "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('session_replication_role'), "
     "pg_catalog.current_setting('search_path'), pg_catalog.current_setting('server_encoding')"
 )
-_NO_SESSIONS = (
-    "A pooler before PostgreSQL lends sessions by the transaction, so that settings and locks are "
-    "lost in between. Give it `pool_mode = session`, or name PostgreSQL itself in "
-    "TERRINE_DATABASE_URL."
-)
+
+
+def _no_sessions(cause: str = "") -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        "A pooler before PostgreSQL lends sessions by the transaction, so that settings and locks "
+        "are lost in between.",
+        cause,
+        fix="Give it `pool_mode = session`, or name PostgreSQL itself in TERRINE_DATABASE_URL.",
+        reason="misconfigured",
+    )
 
 
 def _check_session(found: Sequence[Any] | None) -> int:
@@ -510,17 +513,20 @@ def _check_session(found: Sequence[Any] | None) -> int:
     if encoding != "UTF8":
         raise DatabaseUnavailable(
             f"The ledger's database has the encoding {encoding}, in which not every name can be "
-            "written; expected UTF8. Use another one: CREATE DATABASE … ENCODING 'UTF8' LOCALE 'C' "
-            "TEMPLATE template0;"
+            "written; expected UTF8.",
+            fix="Use another one: CREATE DATABASE … ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0;",
+            reason="misconfigured",
         )
     if replication == _NO_TRIGGERS:
         raise DatabaseUnavailable(
             "For this account, PostgreSQL's session_replication_role is replica: triggers and "
-            "foreign keys, which guard the ledger, are off. `\\drds` of psql lists where that is "
-            "set. Let a superuser RESET it there, then run `terrine ledger verify all`."
+            "foreign keys, which guard the ledger, are off.",
+            fix="`\\drds` of psql lists where that is set. Let a superuser RESET it there, then run"
+            " `terrine ledger verify all`.",
+            reason="misconfigured",
         )
     if path != _POSTGRESQL["search_path"]:
-        raise DatabaseUnavailable(_NO_SESSIONS, f"search_path is {path}")
+        raise _no_sessions(f"search_path is {path}")
     return int(backend)
 
 
@@ -534,9 +540,9 @@ def _check_keeps_sessions(
     """
     taken = other.execute(_SESSION).fetchone()
     if taken is None or taken[0] == backend:
-        raise DatabaseUnavailable(_NO_SESSIONS)
+        raise _no_sessions()
     if _check_session(connection.execute(_SESSION).fetchone()) != backend:
-        raise DatabaseUnavailable(_NO_SESSIONS)
+        raise _no_sessions()
 
 
 def check_guarded(connection: Connection) -> None:
@@ -554,21 +560,152 @@ def _readable(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
+@dataclass(frozen=True)
+class _Failure:
+    """A way in which a database fails: how it is recognised, and what to tell whom about it.
+
+    `states`: PostgreSQL's codes. `words`: of SQLite, and of a connection that PostgreSQL refused,
+    of which libpq gives the text alone (in another language than English, it is `_UNKNOWN`).
+    `fix` may name the `{place}` of the ledger: a file's path, or PostgreSQL.
+    """
+
+    detail: str
+    fix: str
+    reason: Reason
+    states: frozenset[str] = frozenset()
+    words: str = "(?!)"
+
+    def explain(self, cause: str = "", path: Path | None = None) -> DatabaseUnavailable:
+        """Return the error that says so. `path`: the ledger's file, if it is SQLite's."""
+        kind = DatabaseStarting if self.reason == "starting" else DatabaseUnavailable
+        fix = self.fix.format(place=f"'{path}'" if path else "PostgreSQL")
+        return kind(self.detail, cause, fix=fix, reason=self.reason)
+
+
+_BUSY = _Failure(
+    "The ledger is busy.",
+    "Retry once what holds it, such as another command of Terrine, has ended; PostgreSQL lists its "
+    "sessions in pg_stat_activity.",
+    "busy",
+    # lock_not_available, query_canceled, deadlock, serialization failure
+    states=frozenset({"55P03", "57014", "40P01", "40001"}),
+    words="database is locked",
+)
+_SILENT = _Failure(
+    "The ledger does not answer.",
+    "Look at PostgreSQL's machine and the network; restart it if it hangs.",
+    "unreachable",
+    words="no reply in time|timeout expired",
+)
+_FAILURES = (
+    _BUSY,
+    _SILENT,
+    _Failure(
+        "The ledger's database is starting.",
+        "Retry in a minute; if it goes on, PostgreSQL's own log says why.",
+        "starting",
+        states=frozenset({"57P03"}),
+        words="the database system is (starting|shutting|in recovery|not (yet )?accepting)",
+    ),
+    _Failure(
+        "PostgreSQL is read-only.",
+        "Name the primary in TERRINE_DATABASE_URL; if this is it, RESET "
+        "default_transaction_read_only where `\\drds` of psql shows it.",
+        "read-only",
+        states=frozenset({_READ_ONLY}),
+    ),
+    _Failure(
+        "The ledger's disk is full or fails.",
+        "Free some space where {place} has its data. What was paid is kept, and answers go on by "
+        "themselves.",
+        "disk-full",
+        states=frozenset({"53100", "58030"}),
+        words="disk is full|disk I/O|No space left",
+    ),
+    _Failure(
+        "The ledger is damaged.",
+        "Copy {place} as it is, then: terrine restore DIR, with the newest backup.",
+        "damaged",
+        states=frozenset({"XX001", "XX002"}),
+        words="malformed|not a database",
+    ),
+    _Failure(
+        "The ledger's file cannot be opened or written to.",
+        "Let this account read and write {place} and its directory, on a disk that is mounted "
+        "writable; or correct TERRINE_DATABASE_URL.",
+        "misconfigured",
+        words="unable to open database file|readonly database",
+    ),
+    _Failure(
+        "PostgreSQL refuses this account's password.",
+        "Correct the password file or TERRINE_DATABASE_URL; or as a superuser: ALTER ROLE … "
+        "PASSWORD.",
+        "misconfigured",
+        states=frozenset({"28P01"}),
+        words="password authentication failed|no password supplied",
+    ),
+    _Failure(
+        "PostgreSQL does not let this account connect.",
+        "Correct the account in TERRINE_DATABASE_URL. If it is right, let pg_hba.conf admit it; if "
+        "there is none: CREATE ROLE … LOGIN, then `terrine init --service-role ACCOUNT` as the "
+        "owner of the tables.",
+        "misconfigured",
+        states=frozenset({"28000"}),
+        words=r'pg_hba\.conf|role ".*" (does not exist|is not permitted to log in)|'
+        "authentication failed",
+    ),
+    _Failure(
+        "PostgreSQL has no such database.",
+        "Correct its name in TERRINE_DATABASE_URL. If there is none: CREATE DATABASE … ENCODING "
+        "'UTF8' LOCALE 'C' TEMPLATE template0; then run `terrine doctor` again.",
+        "misconfigured",
+        states=frozenset({"3D000"}),
+        words='database ".*" does not exist',
+    ),
+    _Failure(
+        "PostgreSQL lets this account make no temporary table.",
+        "As the owner of the database: GRANT TEMPORARY ON DATABASE … TO ACCOUNT.",
+        "misconfigured",
+        words="permission denied to create temporary tables",
+    ),
+    _Failure(
+        "PostgreSQL has no connection left.",
+        "Run fewer servers (each opens up to 20), or raise PostgreSQL's max_connections or the "
+        "CONNECTION LIMIT of this account or database.",
+        "busy",
+        states=frozenset({"53300"}),
+        words="too many (clients|connections)|remaining connection slots",
+    ),
+    _Failure(
+        "PostgreSQL's host is not known.",
+        "Correct the host in TERRINE_DATABASE_URL, or start the container of that name.",
+        "unreachable",
+        words="failed to resolve host|could not translate host name",
+    ),
+    _Failure(
+        "Nothing answers at PostgreSQL's address.",
+        "Start PostgreSQL; if it runs, correct host and port in TERRINE_DATABASE_URL.",
+        "unreachable",
+        words="Connection refused|No such file or directory|No route to host",
+    ),
+)
+_UNKNOWN = _Failure(
+    "The ledger cannot be reached.",
+    "Check that PostgreSQL runs, TERRINE_DATABASE_URL and the password file.",
+    "unreachable",
+)
+
+
+def _explanation(engine: Engine, error: SQLAlchemyError | sqlite3.Error) -> DatabaseUnavailable:
     """Return an error that says what to do about the driver's."""
     where = engine.url.render_as_string(hide_password=True)
     if isinstance(error, exc.TimeoutError):
-        return DatabaseUnavailable("Every connection to the ledger is in use. Retry.", where)
-    original = getattr(error, "orig", None)
-    state = getattr(original, "sqlstate", None) or ""
+        return DatabaseUnavailable(
+            "Every connection to the ledger is in use.", where, fix="Retry.", reason="busy"
+        )
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     words = _words(error)
     cause = f"{where}: {words}"
-    if state in _BUSY or "database is locked" in words:
-        return DatabaseUnavailable("The ledger is busy. Retry.", cause)
-    if state == _STARTING or re.search(_STARTS, words):
-        return DatabaseStarting("The ledger's database is starting. Retry.", cause)
-    if state == _READ_ONLY or "readonly database" in words:
-        return DatabaseUnavailable("The ledger cannot be written to. Check it, then retry.", cause)
     path = sqlite_path(engine)
     if path is not None and not path.exists():
         return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
@@ -581,24 +718,22 @@ def _explanation(engine: Engine, error: SQLAlchemyError) -> DatabaseUnavailable:
     if isinstance(error, exc.DataError) and not state:
         # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
         return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
+    for failure in _FAILURES:
+        if state in failure.states or re.search(failure.words, words):
+            return failure.explain(cause, path)
     if state == _NO_RIGHT:  # in words that name the table, and no row
         return DatabaseUnavailable(
-            f"The account that this service has in PostgreSQL lacks a right: {words}. Run `terrine "
-            "init --service-role ACCOUNT` as the owner of the tables, which grants all that it "
-            "needs; `terrine doctor` lists what is missing.",
+            f"The account that this service has in PostgreSQL lacks a right: {words}.",
             cause,
+            fix="Run `terrine init --service-role ACCOUNT` as the owner of the tables, which grants"
+            " all that it needs; `terrine doctor` lists what is missing.",
+            reason="misconfigured",
         )
-    if state in _DISK or re.search(r"disk is full|disk I/O", words):
-        return DatabaseUnavailable(
-            "The ledger's disk is full or fails. Repair it, then retry.", cause
-        )
-    if re.search(r"malformed|not a database", words):
-        return DatabaseUnavailable("The ledger's file is damaged. Restore a backup.", cause)
-    return DatabaseUnavailable("The ledger cannot be reached. Check it, then retry.", cause)
+    return _UNKNOWN.explain(cause, path)
 
 
-def _words(error: SQLAlchemyError) -> str:
-    original = getattr(error, "orig", None)
+def _words(error: SQLAlchemyError | sqlite3.Error) -> str:
+    original = error if isinstance(error, sqlite3.Error) else getattr(error, "orig", None)
     primary = getattr(getattr(original, "diag", None), "message_primary", None)
     return " ".join(str(primary or original or type(error).__name__).split())
 
@@ -652,7 +787,7 @@ def _lock_in_file(engine: Engine, project_id: int) -> Iterator[None]:
     with _open_lock_file(engine, project_id) as file:
         while not _try_lock(file):
             if time.monotonic() > deadline:
-                raise DatabaseUnavailable("The ledger is busy. Retry.")
+                raise _BUSY.explain()
             time.sleep(_POLL_SECONDS)
         yield
 

@@ -472,8 +472,9 @@ def _create_file(path: Path) -> None:
         path.touch(mode=0o600, exist_ok=True)
     except OSError as error:
         raise DatabaseUnavailable(
-            f"The ledger's file {path} cannot be created: {error.strerror}. "
-            "Create its directory, or check who may write there."
+            f"The ledger's file {path} cannot be created: {error.strerror}.",
+            fix="Create its directory, or check who may write there.",
+            reason="misconfigured",
         ) from error
 
 
@@ -591,8 +592,9 @@ def check_rights(engine: Engine) -> None:
         lacking = missing_rights(connection)
     if lacking:
         raise DatabaseUnavailable(
-            f"The account that this service has in PostgreSQL may not {', '.join(lacking)}. Run "
-            "`terrine init --service-role ACCOUNT` as the owner of the tables."
+            f"The account that this service has in PostgreSQL may not {', '.join(lacking)}.",
+            fix="Run `terrine init --service-role ACCOUNT` as the owner of the tables.",
+            reason="misconfigured",
         )
 
 
