@@ -104,7 +104,7 @@ def test_serve_refuses_to_start_until_all_is_set_up(
     key.unlink()
     assert "terrine init" in terrine("serve").refused
     key.write_text("short")
-    assert "openssl rand" in terrine("serve").refused
+    holds(terrine("serve").refused, "secret.key", "init")
     key.write_text(secret)
     (data / "terrine.sqlite").unlink()
     assert "terrine init" in terrine("serve").refused

@@ -375,7 +375,7 @@ HEADERS: dict[str, tuple[str, tuple[object, ...]]] = {
     "joined files": (_lines(*LINES[:9], *LINES[:1], *LINES[9:]), ()),
     "joined files with marks": (_lines(*LINES[:9], f"\ufeff{LINES[0]}", *LINES[9:]), ()),
     "the mark of DOS": (f"{_lines(*LINES)}\x1a", ()),
-    "a name of two lines": (_lines('a,"b', 'c",ill', *HEADED), ()),
+    "a name of two lines": (_lines('a,"b', 'c",ill', *HEADED), ("b<U+000A>c", "control")),
     "delimiters below alone": (_lines(LINES[0], *(f"{line}," for line in HEADED)), (2, 4, 3)),
     "delimiters above alone": (_lines("a,b,ill,", *HEADED), (2, 3, 4, "remove")),
     "names of rows": (_lines(LINES[0], *(f"r{line}," for line in HEADED)), (2, 4, 3)),

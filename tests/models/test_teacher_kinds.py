@@ -87,7 +87,7 @@ def test_a_kind_in_this_file_is_trained_shown_verified_registered_and_votes(
     train = ("ensemble", "train", tmp_path / "private.npz", "--name", "d", "--teachers", 5)
     assert "shrink" in terrine("parameters", "centroids").fine
     assert "5 (centroids)" in terrine(*train, "--kind", "centroids:shrink=0.1").fine
-    holds(terrine("ensemble", "show", "d", "--verify").fine, 1, "files")
+    holds(terrine("ensemble", "show", "d", "--verify").fine, 1, "file")
     directory = tmp_path / "data" / "ensembles" / "d"
     assert load_manifest(directory).teacher == CentroidTeachers(shrink=0.1)
     votes = Ensemble.load(directory).votes(digits.inputs[600:])

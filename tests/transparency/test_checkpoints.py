@@ -213,6 +213,9 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
         Publisher(ledger, LOG, None, 3600, SignedHistory(ledger, LOG.verifier, file)).round()
     assert last(ledger) == early
     assert file.read_text() == str(published)
+    with refuses(LedgerRestored, "backup"):  # a new key alone continues what was signed
+        Publisher(ledger, new, None, 3600, SignedHistory(ledger, new.verifier, file)).round()
+    file.rename(tmp_path / "ended")
     begun = SignedHistory(ledger, new.verifier, file)  # a new log, which everybody sees
     Publisher(ledger, new, None, 3600, begun).round()
     assert file.read_text() == str(last(ledger)) != str(early)

@@ -53,7 +53,7 @@ def integer(name: str, value: object, low: int, high: int, why: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be a whole number, not {value!r}.")
     if not low <= value <= high:
-        shown = value if abs(value) < 10**15 else f"{value:g}"
+        shown = value if abs(value) < 10**18 else f"{value:g}"
         raise ParameterError(f"{name} = {shown} is not between {low} and {high}: {why}.")
     return value
 
