@@ -16,7 +16,7 @@ from support.forgeries import cut
 from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
 from support.processes import Terrine, until
 from support.servers import LOG, RunningWitness, policy_of, publisher, witnessing
-from support.wording import refuses
+from support.wording import holds, refuses
 from terrine_protocol.transparency import (
     Checkpoint,
     KeyKind,
@@ -28,7 +28,7 @@ from terrine_protocol.transparency import (
 from terrine_server.errors import LedgerRestored, ServiceError
 from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger.schema import tree_head, tree_leaves
-from terrine_server.owner import checkpoints
+from terrine_server.owner import checkpoints, operations
 from terrine_server.owner.checkpoints import (
     CheckpointError,
     Publisher,
@@ -36,7 +36,9 @@ from terrine_server.owner.checkpoints import (
     load_checkpoint_key,
     load_policy,
     log_state,
+    sign_now,
 )
+from terrine_server.settings import Settings
 
 
 @pytest.fixture
@@ -244,6 +246,42 @@ def test_init_makes_the_key_once(terrine: Terrine, tmp_path: Path) -> None:
     assert other is not None
     assert other.name != key.name
     assert "name" in terrine("--data-dir", tmp_path / "f", "init", "--origin", "a b").refused
+
+
+def test_init_makes_no_other_key_for_a_ledger_that_was_signed_unless_a_new_log_is_named(
+    terrine: Terrine, tmp_path: Path
+) -> None:
+    """Whether the database or the data directory alone knows of it."""
+    data = tmp_path / "d"
+    path, signed, aside = data / "checkpoint.key", data / "checkpoint.signed", tmp_path / "aside"
+    aside.mkdir()
+
+    def init(*more: str) -> str:
+        return terrine("--data-dir", data, "init", *more).fine
+
+    init("--origin", "labels.example/1")
+    path.unlink()
+    init()
+    assert path.exists(), "nothing was signed yet"
+    settings = Settings(data_dir=data)
+    sign_now(operations.open_ledger(settings), settings)
+    key = path.read_text()
+    origin = SignerKey.parse(key).name
+    for gone in ((path,), (path, signed)):
+        for each in gone:
+            each.rename(aside / each.name)
+        said = init()
+        holds(said, origin, path, "--origin")
+        assert not path.exists()
+        holds(init("--origin", origin), origin, "--origin")
+        assert not path.exists()
+        for each in gone:
+            (aside / each.name).rename(each)
+    assert str(SignerKey.parse(key).verifier) in init()
+    path.unlink()
+    init("--origin", "labels.example/2")
+    sign_now(operations.open_ledger(settings), settings)
+    assert Checkpoint.parse(Note.parse(signed.read_text()).text).origin == "labels.example/2"
 
 
 def test_a_key_or_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ from terrine_server.ledger.migrating import (
 from terrine_server.owner import backup as backups
 from terrine_server.owner.backup import Backup, Restore
 from terrine_server.owner.checkpoints import (
+    CheckpointError,
     load_checkpoint_key,
-    make_checkpoint_key,
+    make_key_of_new_log,
     signed_entries,
 )
 from terrine_server.owner.operations import check_not_restoring, make_directories, open_ledger
@@ -103,14 +104,20 @@ def prepare(
     # A ledger that is there has a key, and a new one would not open it.
     made = not has_tables(engine) and make_secret_key(settings.secret_key_path)
     key = load_secret_key(settings.secret_key_path)
-    signing = make_checkpoint_key(settings.checkpoint_key_path, origin)
-    signer = load_checkpoint_key(settings.checkpoint_key_path)
+    load_checkpoint_key(settings.checkpoint_key_path)  # refused before anything is migrated
     if service_role is not None and engine.dialect.name != "postgresql":
         fail("--service-role is for PostgreSQL; SQLite has no roles.")
     _check_ensembles(engine, settings)
     restored = migrate(engine, key)
     if service_role is not None:
         grant(engine, service_role)
+    ledger = Ledger(engine, key)
+    try:
+        signing = make_key_of_new_log(ledger, settings, origin)
+    except CheckpointError as error:
+        signing = False
+        _warn(str(error))
+    signer = load_checkpoint_key(settings.checkpoint_key_path)
     say(f"{'Created' if made else 'Kept'} the secret key {settings.secret_key_path}.")
     if signer is not None:
         kept = f"{'Created' if signing else 'Kept'} the key of the transparency log"
@@ -122,7 +129,7 @@ def prepare(
             "written without them: run `terrine ledger verify all`."
         )
     try:
-        Ledger(engine, key).check_sealed()
+        ledger.check_sealed()
     except NotSealed as error:
         _warn(error.detail)
         return
@@ -187,7 +194,7 @@ def serve(
         ):
             logs.write_early("warning", "may be a mistake", chosen=chosen, **warning)
         if not settings.checkpoint_key_path.exists():
-            cause = as_typed("no key: run `terrine init`")
+            cause = as_typed("no key: `terrine init` makes one, or says which to put back")
             logs.write_early("warning", "signs no checkpoints", chosen=chosen, cause=cause)
         logs.configure(settings.log_level, chosen)
 

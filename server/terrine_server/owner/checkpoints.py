@@ -85,6 +85,27 @@ def make_checkpoint_key(path: Path, origin: str | None = None) -> bool:
     return write_secret(path, key.secret + "\n")
 
 
+def make_key_of_new_log(ledger: Ledger, settings: Settings, origin: str | None = None) -> bool:
+    """Write a key for the log of a ledger, as `make_checkpoint_key` does; False if there is one.
+
+    Raises CheckpointError if another key signed the ledger: its holders' policies name that one, so
+    a new log begins only under a name that is given for it.
+    """
+    path, note = settings.checkpoint_key_path, ledger.checkpoint()
+    if path.exists():
+        return False
+    signed = _last_signed(settings) if note is None else Checkpoint.parse(Note.parse(note).text)
+    if signed is not None and origin in (None, signed.origin):
+        raise CheckpointError(
+            f"The ledger was signed as the log {signed.origin}, whose key, {path}, is not here. No "
+            "other was made, so nothing is signed here. Put that key back: policies of students "
+            "and auditors name it, and refuse what another signs. If it is lost, begin a new log, "
+            "which everybody will see, under another name: `terrine init --origin NAME`. Its line "
+            "goes into every policy."
+        )
+    return make_checkpoint_key(path, origin)
+
+
 def load_checkpoint_key(path: Path) -> SignerKey | None:
     """Read the key; None if there is none. Raises CheckpointError if it cannot be used."""
     if not path.exists():
@@ -93,8 +114,9 @@ def load_checkpoint_key(path: Path) -> SignerKey | None:
         key = SignerKey.parse(read(path, MAX_NOTE_BYTES).decode())
     except (NoteError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{path} is not a key for checkpoints ({error}). Put the key back, or move the file "
-            "away and run `terrine init` to begin a new log, which everybody will see."
+            f"{path} is not a key for checkpoints ({error}). Put the key back, or move the "
+            "file away and run `terrine init --origin NAME` to begin a new log, which everybody "
+            "will see."
         ) from None
     if key.kind is not KeyKind.ED25519:
         raise CheckpointError(f"{path} is the key of a witness, not of a log.")
@@ -272,9 +294,15 @@ def signed_entries(settings: Settings) -> int:
 
     Raises CheckpointError if that cannot be read.
     """
+    signed = _last_signed(settings)
+    return 0 if signed is None else signed.size
+
+
+def _last_signed(settings: Settings) -> Checkpoint | None:
+    """Return what was signed last here, if anything was. Raises CheckpointError."""
     file = settings.signed_checkpoint_path
     try:
-        return _read_checkpoint(file).size if file.exists() else 0
+        return _read_checkpoint(file) if file.exists() else None
     except (OSError, NoteError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}. Put it back as it was.") from None
 
@@ -351,7 +379,8 @@ def _begin_new_log(settings: Settings, origin: str | None) -> SignerKey | None:
         if not signed.exists():
             raise CheckpointError(
                 "Active projects are paused, but a new log must begin, and its key is not here. "
-                "Run `terrine ledger restored` where the key is, or `terrine init` to make one."
+                "Run `terrine ledger restored` where the key is, or `terrine init --origin NAME`, "
+                "which makes one of a new log."
             )
         signed.replace(signed.with_name(f"{signed.name}.ended"))
         return None
@@ -504,7 +533,7 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
     if key is None:
         raise CheckpointError(
             f"The key of the log, {settings.checkpoint_key_path}, does not exist. "
-            "Run `terrine init`."
+            "Run `terrine init`, which makes one, or says which to put back."
         )
     policy = load_policy(settings.log_policy_path)
     # Who signs from elsewhere, by a key and a database of other places, has no data directory.

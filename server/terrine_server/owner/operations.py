@@ -42,8 +42,9 @@ from terrine_server.ledger import (
     connect,
     upgrade,
 )
+from terrine_server.ledger.migrating import has_tables
 from terrine_server.ledger.verifying import Progress
-from terrine_server.owner.checkpoints import attach_history, make_checkpoint_key
+from terrine_server.owner.checkpoints import attach_history, make_key_of_new_log
 from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.sign_in import (
     Principal,
@@ -231,10 +232,13 @@ class LocalOwner:
     def prepare(self) -> Ledger:
         """Make the keys and the tables, if there are none, and return the ledger."""
         make_directories(self.settings)
-        make_secret_key(self.settings.secret_key_path)
-        make_checkpoint_key(self.settings.checkpoint_key_path)
-        upgrade(connect(self.settings.database), load_secret_key(self.settings.secret_key_path))
-        return open_ledger(self.settings)
+        engine = connect(self.settings.database)
+        if not has_tables(engine):  # a ledger that is there has a key
+            make_secret_key(self.settings.secret_key_path)
+        upgrade(engine, load_secret_key(self.settings.secret_key_path))
+        ledger = open_ledger(self.settings)
+        make_key_of_new_log(ledger, self.settings)
+        return ledger
 
     def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
         """Return a new token; a student's is for `project`."""
