@@ -176,6 +176,7 @@ class LedgerCorrupted(DatabaseUnavailable):
             f"{found} The ledger is inconsistent, so nothing is answered or charged. "
             f"The server's operator should run `terrine ledger verify {project}`.",
             cause,
+            reason="damaged",
         )
         self.found = found
 
@@ -190,6 +191,7 @@ class LedgerRestored(DatabaseUnavailable):
             "restore the newer database (`terrine restore DIR`) or, if that is lost, run `terrine "
             "ledger restored` and restart the servers.",
             cause,
+            reason="damaged",
         )
 
 
@@ -201,4 +203,5 @@ class LogNotSigned(DatabaseUnavailable):
             "No checkpoint of the transparency log can be signed, so nothing would show that the "
             "ledger went back. What was paid is answered, nothing else. The server's log says why.",
             cause,
+            reason="damaged",
         )

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import httpx
 import numpy as np
-import psycopg
 import pytest
-from psycopg import sql
 from sqlalchemy import make_url
 from starlette.responses import JSONResponse
 
 from support.clients import Caller, npy, npz, slug
-from support.databases import as_owner
+from support.databases import database_gone
 from support.documents import ROOT
 from support.servers import INTERACTIVE, RunningServer
 from terrine_models.data.arrays import Dataset
@@ -309,29 +306,6 @@ def test_altered_files_never_vote(
     assert student.label(inputs).status_code == 200
 
 
-@contextmanager
-def database_gone(url: str) -> Iterator[None]:
-    """Make the database unavailable to the running server during the context."""
-    parsed = make_url(as_owner(url))
-    if parsed.get_backend_name() == "sqlite":
-        path = Path(str(parsed.database))
-        aside = path.with_suffix(".aside")
-        os.rename(path, aside)
-        yield
-        os.rename(aside, path)
-        return
-    name = sql.Identifier(str(parsed.database))
-    owner = parsed.set(drivername="postgresql", database="postgres")
-    with psycopg.connect(owner.render_as_string(False), autocommit=True) as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-        connection.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s",
-            [parsed.database],
-        )
-        yield
-        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
-
-
 @pytest.mark.usefixtures("each_database_url")
 def test_without_its_database_the_service_answers_nothing_and_recovers(
     terrine_server: RunningServer, call: Call, database_url: str
@@ -398,12 +372,13 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
     said = (ROOT / "docs" / "api.md").read_text().partition("**Waiting.**")[2].partition("\n- ")[0]
     waits = PROBLEMS[slug].status in (429, 503)
     lasts = f"`{slug}`" in said
-    answer = problem({"path": "/label", "state": {"request_id": "1"}}, slug, "A detail.")
+    scope = {"path": "/label", "state": {"request_id": "1"}}
+    answer = problem(scope, slug, "A detail.")
     assert ("Retry-After" in answer.headers) == (waits and not lasts)
     assert waits or not lasts
     if slug == "database-unavailable":
         for reason in get_args(Reason):
-            answer = problem("1", "/label", slug, "A detail.", {"reason": reason})
+            answer = problem(scope, slug, "A detail.", {"reason": reason})
             assert ("Retry-After" in answer.headers) == (reason in PASSING_REASONS)
             assert f"`{reason}`" in said or reason not in PASSING_REASONS
     if slug in STATUS_OF_PROBLEM:  # what witnesses, owners and their aggregators refuse

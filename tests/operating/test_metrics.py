@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 from support.browser import SCREENS, InProcess, Visitor
 from support.clients import Caller, slug
 from support.data import DigitsEnsemble
+from support.databases import database_gone
 from support.processes import until
 from support.servers import CAP_EPSILON, GNMAX, RunningServer, running_server
 from terrine_models.data.arrays import Dataset, InputSpec
@@ -28,6 +29,7 @@ from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server.api import health, services
 from terrine_server.app import create_app
+from terrine_server.owner import sign_in
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
 from terrine_server.settings import LOW_DISK_BYTES
 
@@ -333,6 +335,32 @@ def test_what_a_service_shows_is_the_same_whatever_the_private_records(
     assert first == second
     assert worlds[0].keys() == worlds[1].keys()
     assert pages[0] == pages[1]
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_without_its_database_a_server_says_that_it_is_not_ready(
+    terrine_server: RunningServer, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To those whose token for metrics the database has confirmed, for a day; to nobody else."""
+    tokens = {role: terrine_server.token(role) for role in ("metrics", "auditor", "admin")}
+    confirmed = {role: Caller(terrine_server, token) for role, token in tokens.items()}
+    unseen, revoked = (terrine_server.token("metrics") for _ in range(2))
+    for caller in (*confirmed.values(), Caller(terrine_server, revoked)):
+        assert value(read(caller), "terrine_ready") == 1
+    terrine_server.ledger.revoke_token(revoked.split("_")[1])
+    assert slug(Caller(terrine_server, revoked).http.get("/metrics")) == "unauthorized"
+    with database_gone(database_url):
+        seen = read(confirmed["metrics"])
+        assert value(seen, "terrine_ready") == 0
+        assert value(seen, "terrine_problems_total", problem="database-unavailable") >= 0
+        assert not [name for name, _ in seen if name.startswith("terrine_population")]
+        assert slug(confirmed["metrics"].http.get("/log")) == "database-unavailable"
+        others = (confirmed["auditor"], confirmed["admin"])
+        for caller in (*others, *(Caller(terrine_server, each) for each in (unseen, revoked))):
+            assert slug(caller.http.get("/metrics")) == "database-unavailable"
+        monkeypatch.setattr(sign_in, "MAX_SCRAPER_AGE_SECONDS", 0.0)
+        assert slug(confirmed["metrics"].http.get("/metrics")) == "database-unavailable"
+    assert value(read(confirmed["metrics"]), "terrine_ready") == 1
 
 
 def test_little_space_is_told_and_not_how_much(

@@ -198,6 +198,10 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "no server found": ({of("up", instance=each): "" for each in "ab"}, ["TerrineUnreachable"]),
     "not ready": ({of("terrine_ready"): "0"}, ["TerrineNotReady"]),
+    "not ready, and slow to say so": (
+        {of("terrine_ready"): " ".join(["0 _"] * 120)},
+        ["TerrineNotReady"],
+    ),
     "restored": ({of("terrine_ledger_restored"): "1"}, ["TerrineLedgerRestored"]),
     "a defect": ({of(PROBLEMS, problem="internal"): "0+1"}, ["TerrineErrors"]),
     "no database": (
@@ -228,9 +232,9 @@ def scenario(name: str, changed: dict[str, str], expected: list[str]) -> dict[st
     """What promtool is to see fire, in its own words."""
     hours = 25 if "TerrineRequestsWaiting" in expected else 3  # that one waits a day
     series = [
-        {"series": name, "values": f"{value if '+' in value else value + '+0'}x{60 * hours + 60}"}
-        for name, value in (HEALTHY | changed).items()
-        if value
+        {"series": name, "values": value if " " in value else f"{value}x{60 * hours + 60}"}
+        for name, given in (HEALTHY | changed).items()
+        if (value := given if "+" in given or not given.isdigit() else f"{given}+0")
     ]
     samples = [
         {"labels": f'{{alertname="{alert}"}}', "value": len(list(alerts))}

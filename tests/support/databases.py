@@ -263,6 +263,29 @@ def running_postgres(within: Path | None = None) -> Iterator[Postgres]:
 
 
 @contextmanager
+def database_gone(url: str) -> Iterator[None]:
+    """Make the database unavailable to the running server during the context."""
+    parsed = make_url(as_owner(url))
+    if parsed.get_backend_name() == "sqlite":
+        path = Path(str(parsed.database))
+        aside = path.with_suffix(".aside")
+        os.rename(path, aside)
+        yield
+        os.rename(aside, path)
+        return
+    name = sql.Identifier(str(parsed.database))
+    owner = parsed.set(drivername="postgresql", database="postgres")
+    with psycopg.connect(owner.render_as_string(False), autocommit=True) as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s",
+            [parsed.database],
+        )
+        yield
+        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+
+
+@contextmanager
 def transaction_pooler(server: Postgres) -> Iterator[Path]:
     """A pooler with one session, which it lends for the length of a transaction.
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from shutil import disk_usage
 
+import structlog
 from anyio import to_thread
 from fastapi import APIRouter
 from prometheus_client import Metric
@@ -20,13 +21,19 @@ from terrine_protocol import ProjectStatus, Ready, RequestStatus
 from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import Scraper, Services, ServicesDep
-from terrine_server.errors import LedgerRestored, LogNotSigned, ServiceError
+from terrine_server.api.services import METRICS_PATH, Scraper, Services, ServicesDep
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    LedgerRestored,
+    LogNotSigned,
+    ServiceError,
+)
 from terrine_server.ledger import Ledger, schema_revision
 from terrine_server.owner.checkpoints import SignedHistory, log_state
 from terrine_server.owner.operations import every_project
 from terrine_server.settings import LOW_DISK_BYTES
 
+log = structlog.get_logger("terrine")
 router = APIRouter(tags=["operation"])
 
 
@@ -56,28 +63,38 @@ async def readyz(services: ServicesDep) -> Ready:
     return Ready(log=await services.readiness.check())
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=openapi.problems())
+@router.get(METRICS_PATH, response_class=PlainTextResponse, responses=openapi.problems())
 async def metrics(services: ServicesDep, _: Scraper) -> Response:
     """Return Prometheus metrics: requests, stages, outcomes, the log, each project's account.
 
-    They are built once a second at most; whoever asks sooner waits for the next.
+    They are built once a second at most; whoever asks sooner waits for the next. While the ledger
+    cannot be read, they are those of the process, for tokens of role `metrics` that it has seen.
     """
     return Response(await services.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def build_metrics(services: Services) -> bytes:
-    """Return all metrics in Prometheus's text format."""
+    """Return all metrics in Prometheus's text format; only the process's without a ledger."""
+    ledger = LedgerMetrics(services.ledger, services.readiness.policy, services.history)
+    try:
+        ready = await _is_ready(services)
+        whole = (ServerMetrics(services, ready), ledger)
+        return await to_thread.run_sync(services.metrics.text, *whole)
+    except ServiceError as error:
+        log.error("unavailable", problem=error.problem, cause=str(error))
+        alone = ServerMetrics(services, ready=False)
+        return await to_thread.run_sync(services.metrics.text, alone)
+
+
+async def _is_ready(services: Services) -> bool:
+    """Whether a query could be answered. Raises DatabaseUnavailable if the ledger is not there."""
     try:
         await services.readiness.check()
-    except ServiceError:
-        ready = False
-    else:
-        ready = True
-    collectors = (
-        ServerMetrics(services, ready),
-        LedgerMetrics(services.ledger, services.readiness.policy, services.history),
-    )
-    return await to_thread.run_sync(services.metrics.text, *collectors)
+    except ServiceError as error:
+        if isinstance(error, DatabaseUnavailable) and error.reason == "unreachable":
+            raise  # to read the ledger would be to wait in vain once more
+        return False
+    return True
 
 
 class ServerMetrics(Collector):

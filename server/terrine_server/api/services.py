@@ -373,6 +373,7 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 PRINCIPAL_KEY = "principal"
 """In the state of a request with a token: its `Principal`, or the error that says why not."""
 LABEL_PATH = "/label"
+METRICS_PATH = "/metrics"
 USED_UP_PATH = "/label/used-up"
 Check = Callable[[], Principal]
 """Finds out who asks. It takes time. Raises `ServiceError`."""
@@ -413,6 +414,8 @@ def caller_check(
     scheme, token = get_authorization_scheme_param(given)
     if scheme.lower() != "bearer":
         return None
+    if path == METRICS_PATH:
+        return partial(services.tokens.authenticate_scraper, token)
     return partial(services.tokens.authenticate, token)
 
 

@@ -663,6 +663,12 @@ _FAILURES = (
         words='database ".*" does not exist',
     ),
     _Failure(
+        "PostgreSQL lets nobody connect to this database.",
+        "As a superuser: ALTER DATABASE … ALLOW_CONNECTIONS true.",
+        "unreachable",
+        words="is not currently accepting connections",
+    ),
+    _Failure(
         "PostgreSQL lets this account make no temporary table.",
         "As the owner of the database: GRANT TEMPORARY ON DATABASE … TO ACCOUNT.",
         "misconfigured",

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -22,12 +23,23 @@ import structlog
 from terrine_protocol import LogEntry, Role, TokenCreate, TokenCreated
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_secret
-from terrine_server.errors import Forbidden, InvalidQuery, LedgerCorrupted, NotFound, Unauthorized
+from terrine_server.errors import (
+    DatabaseUnavailable,
+    Forbidden,
+    InvalidQuery,
+    LedgerCorrupted,
+    NotFound,
+    Unauthorized,
+)
 from terrine_server.ledger import Action, Actor, Ledger, NewToken, TokenRecord
 
 log = structlog.get_logger("terrine")
 
 TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
+MAX_SCRAPER_AGE_SECONDS = 86_400.0
+"""How long a token for metrics is remembered that the database has confirmed."""
+MAX_SCRAPERS = 16
+"""Tokens for metrics that are remembered."""
 MIN_KEY_BYTES = 32
 
 
@@ -62,6 +74,7 @@ class Tokens:
     def __init__(self, ledger: Ledger, key: bytes) -> None:
         self._ledger = ledger
         self._key = key
+        self._scrapers: dict[bytes, tuple[Principal, float]] = {}
 
     def create(
         self,
@@ -112,6 +125,31 @@ class Tokens:
         if record is None or not hmac.compare_digest(record.hash, self._hash(token)):
             raise Unauthorized("The bearer token is unknown. Ask the data owner for one.")
         return _principal(record)
+
+    def authenticate_scraper(self, token: str) -> Principal:
+        """Like `authenticate`, for metrics; without the database, from what it said before.
+
+        Otherwise metrics could not tell that there is no database. What is kept, for a day at most,
+        is the token's keyed hash, and only if its role is `metrics`, which opens nothing else. A
+        token that has expired meanwhile is not valid; that it was revoked only the database knows.
+        """
+        hash = self._hash(token)
+        try:
+            found = self.authenticate(token)
+        except DatabaseUnavailable:
+            known, confirmed = self._scrapers.get(hash, (None, 0.0))
+            old = time.monotonic() - confirmed > MAX_SCRAPER_AGE_SECONDS
+            if known is None or old or known.expires_at <= datetime.now(UTC):
+                raise
+            return known
+        except Unauthorized:
+            self._scrapers.pop(hash, None)
+            raise
+        if found.role is Role.METRICS:
+            kept = {**self._scrapers, hash: (found, time.monotonic())}
+            newest = sorted(kept, key=lambda each: kept[each][1])[-MAX_SCRAPERS:]
+            self._scrapers = {each: kept[each] for each in newest}
+        return found
 
     def principal_of(self, token_id: str) -> Principal:
         """Return the principal of a token that was authenticated before.
