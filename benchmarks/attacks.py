@@ -14,6 +14,7 @@ server's default limits, also of requests in a minute.
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import tempfile
@@ -29,11 +30,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import onnx
 import typer
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serving import CHEAP, Service, in_turn, install, ratios
 from support.clients import npy, npz
 from support.data import train_digits
+from support.tables import open_counted
+from terrine_models.tables.loading import load_table
+from terrine_protocol import Column, TableSchema
+from terrine_protocol.tables.encoders import ENCODERS, declare_embedding
 from terrine_server.owner.checkpoints import make_checkpoint_key
 
 ATTACK_SECONDS = 120
@@ -85,7 +93,61 @@ READING = "alone, reading"
 """What is beside those who sign in is how long a student's `GET /budget` takes."""
 
 
-def attacks_on(service: Service) -> dict[str, Attack]:
+TEXTS, TEXT_WORDS, WORD_CHARACTERS = 260, 500, 7
+"""Texts in a request of nearly 1 MiB, and words in each, of which a transformer reads all."""
+HIDDEN, LAYERS = 384, 6
+"""Of a transformer as small as those that people use for sentences."""
+
+
+def write_transformer(folder: Path) -> None:
+    """Write one with the products of a real one, and without its attention."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    words = {f"{number:0{WORD_CHARACTERS}}": number for number in range(1000)}
+    made = Tokenizer(models.WordLevel(words, "0" * WORD_CHARACTERS))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    shapes = {"rows": (len(words), HIDDEN)}
+    nodes, state = [helper.make_node("Gather", ["rows", "input_ids"], ["x0"])], "x0"
+    for layer in range(LAYERS):
+        for step, (rows, columns) in enumerate(((1, 6), (6, 1))):  # 12 squares, as one layer has
+            name = f"{layer}{step}"
+            shapes[f"w{name}"] = (rows * HIDDEN, columns * HIDDEN)
+            nodes.append(helper.make_node("MatMul", [state, f"w{name}"], [f"y{name}"]))
+            nodes.append(helper.make_node("Tanh", [f"y{name}"], [f"x{name}"]))
+            state = f"x{name}"
+    tensors = [
+        numpy_helper.from_array((random.normal(size=shape) / 20).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])
+    states = helper.make_tensor_value_info(state, TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "transformer", [ids], [states], tensors)
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), folder / "model.onnx")
+
+
+def long_texts(service: Service) -> bytes:
+    """A request of a new project whose texts are embedded, with as many as are taken at once."""
+    home = service.settings.data_dir
+    write_transformer(home / "encoder")
+    embedding = declare_embedding(home / "encoder")
+    os.environ[ENCODERS] = str(home / "encoder")
+    text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
+    label = Column(name="label", role="label", values=("a", "b"))
+    private = [f"{number:0{WORD_CHARACTERS}},{'ab'[number % 2]}" for number in range(400)]
+    (home / "texts.csv").write_text("\n".join(["text,label", *private, ""]))
+    data = load_table(home / "texts.csv", TableSchema(columns=(text, label)), lambda said: None)
+    token = open_counted(service.ledger, service.settings, "texts", data)
+    random = np.random.default_rng(0)
+    words = random.integers(0, 1000, (TEXTS, TEXT_WORDS)).tolist()
+    texts = [" ".join(f"{word:0{WORD_CHARACTERS}}" for word in some) for some in words]
+    body = json.dumps({"rows": [{"text": each} for each in texts]}).encode()
+    given = {"Authorization": f"Bearer {token}", "Content_Type": "application/json"}
+    return request("POST", "/label", body, **given)
+
+
+def attacks_on(service: Service, texts: bytes) -> dict[str, Attack]:
     """Who attacks how. They have one project, the honest student another."""
     largest = np.zeros((4096, 8, 8))
     largest[-1, -1, -1] = 99  # is refused after all the rest was looked at
@@ -113,6 +175,8 @@ def attacks_on(service: Service) -> dict[str, Attack]:
         f"{AUDITORS} auditors who verify": (repeat, verify),
         SIGNING_IN: (repeat, [request("GET", "/admin/oidc/start")] * PATIENT_STRANGERS),
     }
+    found["long texts, asked again and again"] = (repeat, [texts] * SENDING_CONNECTIONS)
+    found["long texts, of clients that leave"] = (leave, [texts] * SENDING_CONNECTIONS)
     for what, paths in STRANGERS.items():
         for count in (8, 32):
             asked = [request("GET", paths[number % len(paths)]) for number in range(count)]
@@ -157,6 +221,23 @@ def repeat(port: int, sent: Sequence[bytes]) -> None:
 
     given = [(body, f"127.0.0.{1 + number % ADDRESSES}") for number, body in enumerate(sent)]
     threads = [threading.Thread(target=one, args=each, daemon=True) for each in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def leave(port: int, sent: Sequence[bytes]) -> None:
+    """Send each request again and again, each on a new connection that is closed a second later."""
+    ends = time.monotonic() + ATTACK_SECONDS
+
+    def one(body: bytes) -> None:
+        while time.monotonic() < ends:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as connection:
+                connection.sendall(body)
+                time.sleep(1)
+
+    threads = [threading.Thread(target=one, args=(body,), daemon=True) for body in sent]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -279,6 +360,7 @@ def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
         make_checkpoint_key(service.settings.checkpoint_key_path)
         for name in ("honest", "greedy"):
             service.open_project(name, CHEAP)
+        texts = long_texts(service)
         with silent_issuer() as issuer, service.serve(**issuer) as url:
             port = urlsplit(url).port or 80
             alone = partial(latencies, port, service, requests)
@@ -291,7 +373,9 @@ def main(rounds: int = 3, requests: int = 150, only: str = "") -> None:
                 with attacking(attack, port, given):
                     return measure()
 
-            chosen = {name: each for name, each in attacks_on(service).items() if only in name}
+            chosen = {
+                name: each for name, each in attacks_on(service, texts).items() if only in name
+            }
             attacks: dict[str, Attack] = {"a busy process": (busy, None), **chosen}
             latencies(port, service, 20)
             lines = {

@@ -134,7 +134,8 @@ PROBLEMS: dict[str, ProblemType] = {
             "rate-limited",
             429,
             "Too many requests",
-            "The token has used its requests for this minute. See Retry-After.",
+            "The token has used its requests for this minute, or work that counts as so many. See "
+            "Retry-After.",
         ),
         (
             "overloaded",

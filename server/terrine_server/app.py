@@ -80,7 +80,9 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         labeling=labeling,
         history=history,
         queue=Queue(students.label_answerer(labeling), metrics, settings.max_waiting),
-        requests=RateLimit(settings.requests_per_minute),
+        requests=RateLimit(
+            settings.requests_per_minute, "requests, or work that counts as so many,"
+        ),
         replays=RateLimit(settings.replays_per_minute, "replayed queries"),
         failed_logins=RateLimit(settings.failed_logins_per_minute),
         metrics=metrics,

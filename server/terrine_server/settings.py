@@ -213,7 +213,12 @@ class Settings(Variables):
         ),
     ] = None
     requests_per_minute: Annotated[
-        int, Field(ge=1, description="Maximum requests of one token in a minute.")
+        int,
+        Field(
+            ge=1,
+            description="Maximum requests of one token in a minute; one to label that takes long "
+            "to decode counts as several.",
+        ),
     ] = 600
     replays_per_minute: Annotated[
         int,

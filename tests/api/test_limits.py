@@ -1,15 +1,38 @@
-"""Rate limits: requests per token, and failed logins per address."""
+"""Rate limits: requests per token and the work that they make, and failed logins per address."""
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from support.clients import Caller, slug
+from support.clients import Caller, npy, raw_request, slug
 from support.data import DigitsEnsemble
+from support.databases import SECRET_KEY, migrated
 from support.servers import running_server
+from support.tables import open_counted, write_encoder
 from support.wording import holds
+from terrine_models.tables.loading import load_table
+from terrine_protocol import Column, TableSchema
+from terrine_protocol.tables.encoders import EmbeddingTable, declare_embedding
+from terrine_protocol.tables.encoding import encode_rows
+from terrine_server.api.decoding import KnownTexts
+from terrine_server.api.services import RateLimit
+from terrine_server.app import serving
+from terrine_server.ledger import Ledger, connect
+from terrine_server.serving.bounds import Connection
+from terrine_server.settings import Settings
 
 
 @pytest.mark.usefixtures("no_refill")
@@ -54,3 +77,171 @@ def test_free_answers_have_a_rate_of_their_own(
         assert student.http.get("/budget").status_code == 200
         assert other.label(inputs).status_code == 200
         assert server.ledger.project("study").charges == 10
+
+
+TEXTS = ["fever cough", "sun", "snow warm", "cold", "word1 word2"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A server with two projects of texts that have embeddings, and which texts it embedded."""
+
+    url: str
+    tokens: dict[str, str]
+    settings: Settings
+    schema: TableSchema
+    embedded: list[str]
+    before: list[Callable[[], object]]
+    """Called before a text is embedded."""
+
+    def ask(self, texts: Sequence[str], project: str = "a", kind: str = "json") -> httpx.Response:
+        body: str | bytes = json.dumps({"rows": [{"text": text} for text in texts]})
+        if kind == "csv":
+            body = "\n".join(["text", *texts, ""])
+        if kind == "x-npy":
+            body = npy(encode_rows([{"text": text} for text in texts], self.schema))
+        where = "text" if kind == "csv" else "application"
+        headers = {"Authorization": f"Bearer {self.tokens[project]}"}
+        headers["Content-Type"] = f"{where}/{kind}"
+        return httpx.post(f"{self.url}/label", content=body, headers=headers, timeout=60)
+
+    def charges(self, project: str = "a") -> int:
+        with closing_ledger(self.settings) as ledger:
+            return ledger.project(project).charges
+
+
+@contextmanager
+def closing_ledger(settings: Settings) -> Iterator[Ledger]:
+    engine = connect(settings.database)
+    yield Ledger(engine, SECRET_KEY)
+    engine.dispose()
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
+    write_encoder(tmp_path / "encoder")
+    monkeypatch.setattr("terrine_protocol.tables.encoders.known_folders", [])
+    embedding = declare_embedding(tmp_path / "encoder")
+    text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
+    label = Column(name="label", role="label", values=("a", "b"))
+    schema = TableSchema(columns=(text, label))
+    url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
+    made = Settings(data_dir=tmp_path, database_url=url, requests_per_minute=30)
+    made.secret_key_path.write_bytes(SECRET_KEY)
+    made.secret_key_path.chmod(0o600)
+    random = np.random.default_rng(0)
+    rows = [f"{text},{'ab'[k % 2]}" for k, text in enumerate(random.choice(TEXTS, 400))]
+    (tmp_path / "private.csv").write_text("\n".join(["text,label", *rows, ""]))
+    data = load_table(tmp_path / "private.csv", schema, lambda sentence: None)
+    engine = migrated(url)
+    ledger = Ledger(engine, SECRET_KEY)
+    tokens = {name: open_counted(ledger, made, name, data) for name in ("a", "b")}
+    engine.dispose()
+    embedded, before, embed = list[str](), list[Callable[[], object]](), EmbeddingTable.embed
+
+    def counted(table: EmbeddingTable, texts: Sequence[str]) -> NDArray[np.float32]:
+        for each in before:
+            each()
+        if threading.current_thread() is not threading.main_thread():
+            embedded.extend(texts)
+        return embed(table, texts)
+
+    monkeypatch.setattr(EmbeddingTable, "embed", counted)
+    monkeypatch.setattr("terrine_server.api.students.KNOWN_TEXTS", KnownTexts())
+    with serving(made) as address:
+        yield Texts(address, tokens, made, schema, embedded, before)
+
+
+def test_what_was_asked_is_not_embedded_again_and_stays_the_same_query(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, beside others, and by every door; but for each project by itself."""
+    first = texts.ask(TEXTS[:3]).json()["results"]
+    assert sorted(texts.embedded) == sorted(TEXTS[:3])
+    for kind in ("json", "csv", "x-npy"):
+        again = texts.ask(TEXTS[2::-1], kind=kind).json()["results"]
+        assert [each["charge"] for each in again] == [each["charge"] for each in first[::-1]], kind
+        assert all(each["replayed"] for each in again)
+    assert len(texts.embedded) == 3
+    texts.ask(TEXTS)
+    assert texts.embedded[3:] == TEXTS[3:]
+    assert texts.charges() == 5
+    assert not texts.ask(TEXTS[:1], "b").json()["results"][0]["replayed"]
+    assert texts.embedded[5:] == TEXTS[:1], "no time tells of another project"
+    monkeypatch.setattr("terrine_server.api.decoding.MAX_KNOWN_NUMBERS", 3 * 8)
+    texts.ask(["warm"])
+    texts.ask(TEXTS)
+    assert texts.embedded[6:] == ["warm", *TEXTS], "few are kept"
+    monkeypatch.setattr("terrine_server.api.decoding.MAX_KNOWN_PROJECTS", 1)
+    texts.ask(["warm"], "b")
+    texts.ask(["warm"])
+    assert texts.embedded[12:] == ["warm", "warm"]
+    assert texts.charges() == 6
+
+
+@pytest.mark.usefixtures("no_refill")
+def test_a_request_that_takes_work_counts_as_several(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a second of 1.5, and those who wait for their turn are told before any work."""
+    ticks, arrived = count(), threading.Event()
+    monkeypatch.setattr("terrine_server.api.students.time.thread_time", lambda: float(next(ticks)))
+    done = texts.ask(TEXTS[:1])
+    assert done.headers["RateLimit"] == '"requests";r=9'
+    texts.before.append(lambda: arrived.wait(60))
+    taken, take = list[int](), RateLimit.take
+
+    def counted(limit: RateLimit, key: str) -> int:
+        left = take(limit, key)
+        taken.append(left)
+        if taken.count(5) == 1 and limit.per_minute == 30:
+            arrived.set()
+        return left
+
+    monkeypatch.setattr(RateLimit, "take", counted)
+    with ThreadPoolExecutor(4) as students:
+        asked = [students.submit(texts.ask, [text]) for text in TEXTS[1:]]
+        replies = [each.result() for each in asked]
+    assert sorted(each.status_code for each in replies) == [200, 429, 429, 429]
+    assert len(texts.embedded) == texts.charges() == 2
+    refused = texts.ask(TEXTS[:1])
+    assert slug(refused) == "rate-limited"
+    assert int(refused.headers["Retry-After"]) == refused.json()["retry_after"] > 20
+    assert texts.ask(TEXTS[:1], "b").status_code == 200
+
+
+def test_who_hangs_up_is_not_worked_for(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the rest of what is being embedded, nor for what waits for its turn."""
+    begun, gone, lost, seen = threading.Event(), threading.Event(), Connection.connection_lost, 0
+
+    def leave(connection: Connection, error: Exception | None) -> None:
+        nonlocal seen
+        lost(connection, error)
+        seen += 1
+        if seen == 3:
+            gone.set()
+
+    def wait() -> None:
+        begun.set()
+        gone.wait(60)
+
+    monkeypatch.setattr(Connection, "connection_lost", leave)
+    texts.before.append(wait)
+    port, token = int(texts.url.rpartition(":")[2]), texts.tokens["a"]
+    students = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    body = json.dumps({"rows": [{"text": text} for text in TEXTS]}).encode()
+    head = (
+        f"Authorization: Bearer {token}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    for student in students:
+        student.sendall(raw_request("POST", "/label", *head, body=body))
+    assert begun.wait(60)
+    for student in students:
+        student.close()
+    assert gone.wait(60)
+    texts.before.clear()
+    assert texts.ask(TEXTS[-1:]).status_code == 200
+    assert texts.embedded == [TEXTS[0], TEXTS[-1]]
+    assert texts.charges() == 1

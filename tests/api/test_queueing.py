@@ -164,6 +164,26 @@ def test_a_request_whose_client_disconnects_while_it_waits_is_dropped() -> None:
     asyncio.run(ask())
 
 
+def test_a_request_whose_client_has_gone_when_its_turn_comes_is_dropped() -> None:
+    def leave() -> None:
+        raise BrokenPipeError
+
+    async def ask() -> None:
+        teachers, queue = run()
+        served = await occupied(queue, teachers)
+        gone = asyncio.create_task(queue.ask("study", Asked(number=99), check_client=leave))
+        there = asyncio.create_task(queue.ask("study", Asked(number=98)))
+        await asyncio.sleep(0)
+        teachers.open.set()
+        assert await there == 98
+        with pytest.raises(BrokenPipeError):
+            await gone
+        await asyncio.gather(*served)
+        assert [a.number for a in teachers.groups[-1][1]] == [98]
+
+    asyncio.run(ask())
+
+
 # ---------------------------------------------------------------------------- the real service
 
 

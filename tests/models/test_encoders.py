@@ -13,9 +13,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from support.tables import TABLE_ROWS, write_encoder
 from support.wording import refuses
 from terrine_protocol.tables import Column, DataError, Embedding, PublicFile, TableSchema
 from terrine_protocol.tables.encoders import (
@@ -32,23 +32,6 @@ SCHEMA = TableSchema(columns=(Column(name="text", role="text", width=256), LABEL
 
 def encoded(texts: Sequence[Any], schema: TableSchema = SCHEMA) -> NDArray[np.float32]:
     return encode_rows([{"text": text} for text in texts], schema, lambda said: None)
-
-
-TABLE_ROWS = 40
-
-
-def write_encoder(
-    folder: Path, table: NDArray[Any] | None = None, tokens: int = TABLE_ROWS
-) -> None:
-    folder.mkdir(exist_ok=True)
-    words = [f"word{number}" for number in range(tokens - 7)]
-    words += ["fever", "cough", "sun", "snow", "warm", "cold", "[UNK]"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if table is None:
-        table = np.random.default_rng(0).normal(size=(TABLE_ROWS, 8)).astype(np.float32)
-    save_file({"embedding.weight": table}, folder / "table.safetensors")
 
 
 def test_an_embedding_stands_beside_the_words(

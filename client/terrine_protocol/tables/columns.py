@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +33,7 @@ from terrine_protocol.tables import (
     DateOrder,
     TableSchema,
 )
+from terrine_protocol.tables.encoders import Embed, embed_texts
 from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
@@ -134,14 +136,22 @@ class Tally:
     """Texts of which only the beginning is read."""
 
 
+ColumnEncoder = Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]
+"""Encodes a column into zeros [N, width], and counts. Raises DataError."""
+
+
 class Encoder:
     """Encodes the rows of a table, a block at a time, and counts what the schema does not expect.
 
-    what: the table, in messages.
+    what: the table, in messages. embed: what computes embeddings of texts.
     """
 
-    def __init__(self, schema: TableSchema, what: str) -> None:
+    def __init__(self, schema: TableSchema, what: str, embed: Embed = embed_texts) -> None:
         self._what, self._named = what, True
+        self._encoders: dict[str, ColumnEncoder] = {
+            **_ENCODERS,
+            "text": partial(_encode_texts, embed),
+        }
         self._columns = [
             (column, Tally(), encoded_width(column))
             for column in schema.columns
@@ -154,7 +164,7 @@ class Encoder:
         encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
         for column, tally, wide in self._columns:
             tally.rows += block.rows
-            _ENCODERS[column.role](column, block, encoded[:, start : start + wide], tally)
+            self._encoders[column.role](column, block, encoded[:, start : start + wide], tally)
             start += wide
         self._named = block.named
         return encoded
@@ -511,29 +521,30 @@ def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-def _encode_texts(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
+def _encode_texts(
+    embed: Embed, column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally
+) -> None:
     values = block.columns[column.name]
     coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
     texts, cut = list[str](), np.zeros(len(coded.values), dtype=bool)
     for place, value in enumerate(coded.values):
         text, cut[place] = clean_text(value if isinstance(value, str) else as_text(value))
         texts.append("" if text.strip() in MISSING_TEXTS else text)
-    found = encode_texts(texts, column)
+    found = encode_texts(texts, column, embed)
     missing: NDArray[np.bool_] = np.logical_not(found[:, : column.width].any(axis=1))
     out[:, :-1], out[:, -1] = found[coded.places], missing[coded.places]
     tally.missing += int(missing[coded.places].sum())
     tally.cut += int(cut[coded.places].sum())
 
 
-_ENCODERS: dict[str, Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]] = {
+_ENCODERS: dict[str, ColumnEncoder] = {
     "categorical": _encode_listed,
     "ordinal": _encode_listed,
     "boolean": _encode_booleans,
     "numeric": _encode_numbers,
     "date": _encode_dates,
-    "text": _encode_texts,
 }
-"""Each encodes a column into zeros [N, width], and counts. They raise DataError."""
+"""Of each role, except texts."""
 
 
 def _explain_unexpected(

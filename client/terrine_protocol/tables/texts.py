@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
 from terrine_protocol.tables import Column
-from terrine_protocol.tables.encoders import load_embedding
+from terrine_protocol.tables.encoders import Embed, embed_texts
 
 MAX_TEXT_CHARACTERS = 10_000
 """Characters of a text that are read; what follows is cut off."""
@@ -59,7 +59,9 @@ def clean_text(value: object) -> tuple[str, bool]:
     return text, cut
 
 
-def encode_texts(texts: Sequence[str], column: Column) -> NDArray[np.float32]:
+def encode_texts(
+    texts: Sequence[str], column: Column, embed: Embed = embed_texts
+) -> NDArray[np.float32]:
     """Encode clean texts as numbers from 0 to 1: float32 [N, width], and embeddings after them.
 
     A text without a letter or a digit has no n-grams, and its embedding is that of no tokens: 0
@@ -72,7 +74,7 @@ def encode_texts(texts: Sequence[str], column: Column) -> NDArray[np.float32]:
     for some in _batches(texts, width):
         found[some, :width] = hash_texts(texts[some], width)
     if column.embedding is not None:
-        found[:, width:] = load_embedding(column.embedding).embed(texts)
+        found[:, width:] = embed(column.embedding, texts)
     return found
 
 

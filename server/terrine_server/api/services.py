@@ -80,9 +80,9 @@ class RateLimit:
         """Raise `RateLimited` if nothing is left of `key`'s allowance; use none of it."""
         self._take(key, 0)
 
-    def _take(self, key: str, amount: int) -> int:
-        left = self._use(key, amount, least=1)
-        if left < 1:
+    def _take(self, key: str, amount: int, least: int = 1) -> int:
+        left = self._use(key, amount, least)
+        if left < least:
             wait = max(1, math.ceil((1 - left) * 60 / self.per_minute))
             raise RateLimited(
                 f"More than {self.per_minute} {self._what} in a minute. Retry in {wait} s.",
@@ -90,9 +90,16 @@ class RateLimit:
             )
         return int(left) - amount
 
-    def use(self, key: str, amount: int) -> None:
-        """Use what was already granted; the next `take` waits until it is made up for."""
-        self._use(key, amount, least=-math.inf)
+    def use(self, key: str, amount: int) -> int:
+        """Use what was already granted; the next `take` waits until it is made up for.
+
+        Returns what is left: less than nothing if more was used than there was.
+        """
+        return int(self._use(key, amount, least=-math.inf)) - amount
+
+    def check_made_up(self, key: str) -> None:
+        """Raise `RateLimited` if `key` used more than there was; use none of its allowance."""
+        self._take(key, 0, least=0)
 
     def _use(self, key: str, amount: int, least: float) -> float:
         """Use `amount` if at least `least` is left; return what was left."""

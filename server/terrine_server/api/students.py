@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -12,7 +13,13 @@ from starlette.responses import Response
 from terrine_protocol import Budget, LabelResponse, ProjectInfo, UsedUp
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.decoding import BodyLimits, DecodedQueries, check_length, decode
+from terrine_server.api.decoding import (
+    BodyLimits,
+    DecodedQueries,
+    KnownTexts,
+    check_length,
+    decode,
+)
 from terrine_server.api.services import (
     LABEL_PATH,
     USED_UP_PATH,
@@ -24,7 +31,7 @@ from terrine_server.api.services import (
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.labeling.voters import read_pool
 from terrine_server.ledger import ChargedBatch
-from terrine_server.serving.bounds import PerTokenThreads
+from terrine_server.serving.bounds import PerTokenThreads, client_check
 
 router = APIRouter(tags=["students"])
 POOL_MEDIA_TYPE = "application/octet-stream"
@@ -37,9 +44,14 @@ AcceptClipped = Annotated[
     ),
 ]
 
+T = TypeVar("T")
+
 DECODING = PerTokenThreads(8)
 """Label requests decoded and checked at a time, of each token one. Other routes use a separate
 thread pool."""
+REQUEST_SECONDS = 0.05
+"""Processor seconds of decoding and checking that are one request in those of a minute."""
+KNOWN_TEXTS = KnownTexts()
 
 
 @router.post(
@@ -70,8 +82,9 @@ async def label(
                 project, sent.inputs, sent.probabilities, holder.record, sent.notes
             )
 
-    ask = await DECODING.run(holder.token_id, check)
-    answered = await services.queue.ask(project, ask, ask.waits_for_others)
+    ask = await _count_work(request, services, check)
+    check_client = client_check(request.scope)
+    answered = await services.queue.ask(project, ask, ask.waits_for_others, check_client)
     services.replays.use(holder.token_id, answered.replayed)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
@@ -98,7 +111,29 @@ async def used_up(
     def found() -> list[float]:
         return services.labeling.exhausted_shares(project, decoded().inputs)
 
-    return UsedUp(used_up=await DECODING.run(request.state.principal.token_id, found))
+    return UsedUp(used_up=await _count_work(request, services, found))
+
+
+async def _count_work(request: Request, services: Services, work: Callable[[], T]) -> T:
+    """Return what `work` returns, in the turn of the request's token, unless the client has hung up
+    by then, and count its processor time as so many requests of the token.
+
+    Raises `RateLimited` if earlier ones took more than there is in a minute, `ClientDisconnect`,
+    and what `work` raises.
+    """
+    token_id, check_client = request.state.principal.token_id, client_check(request.scope)
+
+    def counted() -> T:
+        check_client()
+        services.requests.check_made_up(token_id)
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            more = int((time.thread_time() - began) / REQUEST_SECONDS)
+            request.state.left = max(0, services.requests.use(token_id, more))
+
+    return await DECODING.run(token_id, counted)
 
 
 async def _read_body(
@@ -117,7 +152,10 @@ async def _read_body(
     async for part in request.stream():
         body += part
         check_length(content_type, len(body), expected, limits)
-    return partial(decode, content_type, bytes(body), expected, limits, accept_clipped)
+    check_client = client_check(request.scope)
+    embed = KNOWN_TEXTS.embedder(known.genesis, check_client)
+    given = expected, limits, accept_clipped, check_client, embed
+    return partial(decode, content_type, bytes(body), *given)
 
 
 def label_answerer(

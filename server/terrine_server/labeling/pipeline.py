@@ -495,6 +495,7 @@ T = TypeVar("T")
 class _WaitingRequest(Generic[R, T]):
     request: R
     answer: asyncio.Future[T]
+    check_client: Callable[[], object]
 
 
 @dataclass
@@ -529,11 +530,18 @@ class Queue(Generic[R, T]):
         self._threads = CapacityLimiter(THREADS + WAITING_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, project: str, request: R, waits_for_others: bool = False) -> T:
+    async def ask(
+        self,
+        project: str,
+        request: R,
+        waits_for_others: bool = False,
+        check_client: Callable[[], object] = lambda: None,
+    ) -> T:
         """Queue a request, and return its answer. Raises `Overloaded` if too many queries wait.
 
         `waits_for_others`: whether answers of this project do, who may be silent.
-        If the client disconnects while its request waits, the request is dropped and not charged.
+        If this is cancelled while the request waits, or `check_client` raises as its turn comes,
+        the request is dropped and not charged; what that raises is raised here.
         """
         line = self._lines.get(project)
         if line is None:
@@ -543,7 +551,7 @@ class Queue(Generic[R, T]):
         if line.waiting and line.queries + len(request) > self._most_waiting:
             raise Overloaded("Too many queries of this project are waiting. Nothing was charged.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting = _WaitingRequest(request, answer)
+        waiting = _WaitingRequest(request, answer, check_client)
         line.waiting.append(waiting)
         self._count(line, len(request))
         self._start(project, line)
@@ -578,12 +586,20 @@ class Queue(Generic[R, T]):
         group: list[_WaitingRequest[R, T]] = []
         queries = 0
         while line.waiting:
-            request = line.waiting[0].request
+            first = line.waiting[0]
+            request = first.request
             if group and queries + len(request) > GROUP_QUERIES:
                 break
+            line.waiting.popleft()
+            self._count(line, -len(request))
+            try:
+                first.check_client()
+            except Exception as error:
+                if not first.answer.done():
+                    first.answer.set_exception(error)
+                continue
             queries += len(request)
-            group.append(line.waiting.popleft())
-        self._count(line, -queries)
+            group.append(first)
         return group
 
     async def _answer_group(self, project: str, group: Sequence[_WaitingRequest[R, T]]) -> None:

@@ -231,6 +231,8 @@ class Connection(H11Protocol):
         self._read_due: asyncio.TimerHandle | None = None
         self._handling = False
         self._since = self.loop.time()
+        self.lost = False
+        """Whether the client has closed it."""
         self.slot = Slot()
         self.stopping = False
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -253,6 +255,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
+        self.lost = True
         super().connection_lost(exc)
         self._stop_waiting()
         self._stop_expecting_reading()
@@ -372,6 +375,20 @@ def request_slot(scope: Scope) -> Iterator[Slot]:
             yield connection.slot
         finally:
             connection.finish()
+
+
+def client_check(scope: Scope) -> Callable[[], None]:
+    """Return a function that raises ClientDisconnect once the client of a request has hung up.
+
+    Any thread may call it.
+    """
+    connection: Connection | None = scope.get("state", {}).get(CONNECTION)
+
+    def check() -> None:
+        if connection is not None and connection.lost:
+            raise ClientDisconnect
+
+    return check
 
 
 def _malformed() -> Response:
