@@ -150,6 +150,13 @@ def command_in(
     command(arguments, environment, log, errors=errors)
 
 
+def command_of_few_designed(*given: Any) -> None:
+    """Run a `command_in`; where quickstart designs rows, they are few, for time's sake."""
+    for module in ("cli.quickstart", "planning.first_project"):
+        importlib.import_module(f"terrine_server.{module}").DESIGNED_ROWS = (300,)  # type: ignore[attr-defined]
+    command_in(*given)
+
+
 def killed_at(
     directory: Path,
     place: tuple[str, str],

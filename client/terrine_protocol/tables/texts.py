@@ -30,7 +30,7 @@ PART_LENGTHS = (3, 4, 5)
 """Characters in a part of a word, its ends included."""
 MAX_COUNT = 255
 """Times that an n-gram of one text counts."""
-BATCH_CHARACTERS = 2**19
+BATCH_CHARACTERS = 2**16
 BATCH_NUMBERS = 2**22
 """Characters, and numbers, of the texts that are encoded together."""
 LOG_STEPS = 64
