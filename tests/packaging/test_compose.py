@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from support.documents import REPOSITORY, lines, section
-from support.processes import run_program
+from support.processes import run_program, until
 from support.wording import holds
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
@@ -114,6 +118,36 @@ def test_the_proxy_answers_while_servers_are_replaced() -> None:
     for heading in ("Restore", "Roll back"):
         shell = lines(section(REPOSITORY / "docs" / "upkeep.md", heading))
         assert ["docker", "compose", "stop", "server"] in map(str.split, shell)
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs haproxy")
+def test_the_proxy_listens_on_both_families_and_tells_addresses_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """An IPv4 address as one: written as IPv6, all of them would be one network."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as free:
+        port = free.getsockname()[1]
+    seen = "    http-request return status 200 hdr Seen %[src] if { path /seen }\n"
+    for name in ("start", "haproxy.cfg"):
+        text = (REPOSITORY / "docker" / "proxy" / name).read_text()
+        text = re.sub("/etc/terrine/|/tmp/", f"{tmp_path}/", text)
+        text = re.sub(r"(?<=:)8000(?=[,;\n])", str(port), text)
+        text = text.replace("    default_backend", f"{seen}    default_backend")
+        (tmp_path / name).write_text(text)
+    environment = os.environ | {"TERRINE_PATH_PREFIX": ""}
+    with subprocess.Popen(["sh", tmp_path / "start"], env=environment) as proxy:
+        try:
+            for host, at in (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")):
+                until(partial(listens, host, port))
+                assert httpx.get(f"http://{at}:{port}/seen").headers["Seen"] == host
+        finally:
+            proxy.terminate()
+
+
+def listens(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port)):
+        return True
+    return False
 
 
 def test_whoever_watches_has_the_files_that_it_names_and_one_token() -> None:
