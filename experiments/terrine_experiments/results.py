@@ -44,11 +44,16 @@ def half_width(figures: Sequence[float], tested: int) -> float | None:
 
 
 def shown_interval(figures: Sequence[float], tested: int) -> str:
-    """The mean and the interval as text, rounded up."""
+    """The mean and the interval as text, rounded up; its ends, where one is beyond 0 or 100 %."""
     runs, mean, half = len(figures), statistics.fmean(figures), half_width(figures, tested)
     if half is None:
         return f"{mean:.2%} (one run: no interval)"
-    return f"{mean:.2%} ± {math.ceil(1e4 * half) / 100:.2f} (95 %, {runs} runs)"
+    wide = math.ceil(1e4 * half) / 100
+    low, high = 100 * mean - wide, 100 * mean + wide
+    between = f" ± {wide:.2f}"
+    if low < 0 or high > 100:
+        between = f", {max(low, 0):.2f} to {min(high, 100):.2f}"
+    return f"{mean:.2%}{between} (95 %, {runs} runs)"
 
 
 @dataclass(frozen=True)

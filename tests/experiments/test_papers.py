@@ -38,6 +38,7 @@ from terrine_experiments.page import (
     write_page,
 )
 from terrine_experiments.papers import PAPERS
+from terrine_experiments.results import shown_interval
 from terrine_experiments.scalable_2018 import MNIST_ROW, ROUNDS
 from terrine_experiments.sources import load
 from terrine_experiments.study import Study
@@ -359,3 +360,19 @@ def test_a_paper_that_is_not_known_is_refused(
     holds(refused, "pate-2016", "pate-2017", "near-zero")
     nowhere = experiments("paper", "all", "--data", tmp_path, "--page", tmp_path / "no.md").refused
     holds(nowhere, "no.md")
+
+
+@pytest.mark.parametrize(
+    ("figures", "tested", "shown"),
+    [
+        ([0.98], 1000, "98.00% (one run: no interval)"),
+        ([0.80, 0.80], 10**12, "80.00% ± 0.01 (95 %, 2 runs)"),
+        ([0.90, 0.91, 0.92], 10**12, "91.00% ± 4.97 (95 %, 3 runs)"),
+        ([0.97, 0.98, 0.99], 10**12, "98.00%, 93.03 to 100.00 (95 %, 3 runs)"),
+        ([0.01, 0.02, 0.03], 10**12, "2.00%, 0.00 to 6.97 (95 %, 3 runs)"),
+    ],
+)
+def test_no_interval_of_shares_is_beyond_none_or_all(
+    figures: list[float], tested: int, shown: str
+) -> None:
+    assert shown_interval(figures, tested) == shown

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from support.wording import holds, says
-from terrine_client._report import Report, Round, draw, draw_figure
+from terrine_client._report import Report, Round, draw, draw_figure, format_metrics
 from terrine_models.students.answers import Estimate, EstimatedMetrics
 from terrine_models.students.selection import Choice, JudgedMethod
 from terrine_server.cli.distilling import summarize
@@ -107,6 +107,27 @@ def test_a_student_that_was_not_judged_is_drawn(tmp_path: Path) -> None:
         assert choice.figures == expected
         draw(example([0.93], choice=choice), tmp_path / f"{chosen}.png")
         assert (tmp_path / f"{chosen}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.84, 0.005, "84.0% (83.5 to 84.5)"),
+        (0.99, 0.02, "99.0% (97.0 to 100.0)"),
+        (0.01, 0.02, "1.0% (0.0 to 3.0)"),
+        (1.04, 0.02, "100.0% (100.0 to 100.0)"),
+        (-0.04, 0.1, "0.0% (0.0 to 6.0)"),
+    ],
+)
+def test_a_share_and_its_ends_are_between_none_and_all(
+    value: float, error: float, shown: str
+) -> None:
+    """Estimates from noisy counts are sums of them, and may be beyond."""
+    each = Estimate(value, error)
+    for noisy, auc in ((False, None), (True, None), (False, each)):
+        choice = Choice("auto", "ridge", "why", (), 200, 5, noisy=noisy, threshold=None)
+        said = format_metrics(EstimatedMetrics(each, each, auc), choice)
+        assert said.count(shown) == said.count("%") == 2 + (auc is not None)
 
 
 def test_the_report_says_what_its_figures_are(tmp_path: Path) -> None:
