@@ -292,6 +292,28 @@ def test_the_readme_s_program_learns_in_ten_lines(
     assert (names["predicted"] == truth).mean() > 0.9
 
 
+def test_the_student_page_s_program_learns_from_a_table(
+    projects: dict[str, Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands in docs/student.md."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = (
+        text
+        for _, text in blocks(ROOT / "docs" / "student.md", "python")
+        if "import distill" in text
+    )
+    given = frame(1200).dropna()
+    own, truth = given[:200], np.where(given["dose"] > 5, "yes", "no")
+    url, token = projects["table"]
+    names: dict[str, Any] = {"url": url, "token": token, "frame": given[200:], "Path": Path}
+    names |= {"x_own": encode_frame(own, SCHEMA), "y_own": truth[:200]}
+    exec(program, names)
+    made = names["made"]
+    assert made.report.held_out == 200
+    assert (made.student.predict_frame(given).names == truth).mean() > 0.9
+    assert (tmp_path / "student").is_dir()
+
+
 def test_a_space_that_is_not_seen_is_named() -> None:
     """As in numbers that a word processor has grouped."""
     with refuses(DataError, "dose", "no-break") as refused:
