@@ -298,9 +298,7 @@ def test_the_student_page_s_program_learns_from_a_table(
     """As it stands in docs/student.md."""
     monkeypatch.chdir(tmp_path)
     (program,) = (
-        text
-        for _, text in blocks(ROOT / "docs" / "student.md", "python")
-        if "import distill" in text
+        text for _, text in blocks(ROOT / "docs" / "student.md", "python") if "distill(" in text
     )
     given = frame(1200).dropna()
     own, truth = given[:200], np.where(given["dose"] > 5, "yes", "no")

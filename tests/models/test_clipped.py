@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,46 @@ def test_a_column_is_empty_in_all_rows_by_mistake_or_confirmed(tmp_path: Path, n
         assert len(load_table(path, EVERY_ROLE, notes.append, accept_empty=True)) == 20
     few = frame[:9]
     assert len(encode_frame(few, EVERY_ROLE, notes.append)) == 9, "a few may all lack it"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("hour", [999.0] * 60),
+        ("hour", [np.nan] * 7),
+        ("wind", [-1.0] * 7),
+        ("day", ["2030-01-01"] * 7),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["private.csv", "pool.csv"])
+def test_an_owner_too_is_stopped_before_a_cap_is_fixed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    terrine: Terrine,
+    name: str,
+    values: list[Any],
+    wrong: str,
+) -> None:
+    """By the rule that stops their students, also with --yes, and until the schema is corrected."""
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text(SCHEMA.model_dump_json())
+    for file in ("private.csv", "pool.csv"):
+        flights(60, **({name: values} if file == wrong else {})).to_csv(file, index=False)
+    known = ("private.csv", "--schema", "schema.json")
+    public = ("--public", "pool.csv")
+    train = ("ensemble", "train", *known, "--teachers", 4, "--name", "flights")
+    quick = ("quickstart", *known, "--yes", "--name", "flights")
+    commands = [(*quick, *public), (*train, *public)]
+    if wrong == "private.csv":
+        commands += [quick, train, ("ensemble", "split", *known, "--teachers", 4, "--out", "out")]
+    for command in commands:
+        refused = terrine(*command)
+        assert refused.code == 1
+        holds(refused.err, wrong, name, "low", "missing", "ignored", "--schema")
+        assert "--accept-clipped" not in refused.err, "which these commands do not have"
+    assert not list(Path("data").glob("ensembles/*"))
+    with closing(sqlite3.connect("data/terrine.sqlite")) as ledger:
+        assert ledger.execute("SELECT count(*) FROM populations").fetchone() == (0,)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def private(tmp_path: Path, text: str) -> Path:
 
 def test_private_values_never_enter_the_schema(tmp_path: Path, schema: TableSchema) -> None:
     path = private(tmp_path, "99,spy,x,low\n?,clerk,y,high.\n")
-    data = load_table(path, schema)
+    data = load_table(path, schema, accept_clipped=True)
     clerk, nurse, other = (1, 0, 0), (0, 1, 0), (0, 0, 1)
     assert nurse not in data.inputs[:, -3:].tolist()
     assert data.inputs[0, -3:].tolist() == list(other)

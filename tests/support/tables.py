@@ -504,7 +504,7 @@ def read(case: Case, folder: Path) -> dict[str, Any]:
 
 def _load(case: Case, path: Path, note: Callable[[str], object]) -> dict[str, Any]:
     assert case.schema is not None
-    data = load_table(path, case.schema, note)
+    data = load_table(path, case.schema, note, accept_clipped=True)
     groups = None if data.groups is None else _digest(data.groups)
     return {
         "inputs": _digest(data.inputs),

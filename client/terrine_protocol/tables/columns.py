@@ -11,6 +11,7 @@ import math
 import os
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,8 +52,13 @@ GO_ON = (
     "To go on as it is: --accept-clipped, in Python accept_clipped=True, by HTTP "
     "?accept_clipped=true"
 )
+CORRECT_SCHEMA = (
+    "If it is, correct the schema: a range (low, high) that its values fit, what stands for a "
+    "missing one (missing), or the role ignored. `terrine ensemble schema` makes one from public "
+    "rows, for --schema"
+)
 MAX_CLIPPED_SHARE = 0.1
-"""Share of a column's numbers that may be clipped or missing without a word from the student."""
+"""Share of a column's numbers that may be clipped or missing unless it is accepted."""
 MIN_SINGLE_STEPS = 2**16
 """Numbers that float32 tells apart in a range, if numbers are rounded to it."""
 MAX_SINGLE = float(np.finfo(np.float32).max)
@@ -172,16 +178,16 @@ class Encoder:
     def finish(
         self,
         note: Note,
-        accept_clipped: bool = True,
+        accept_clipped: bool = False,
         accept_empty: bool = False,
-        remedy: str = "If it is to be empty, give it the role ignored in the schema",
+        go_on: str | None = None,
     ) -> None:
         """Say what was not expected.
 
         Raises ClippedError if that is much of a column's numbers, or if all of a column is empty,
         and not accepted, and DataError if nothing of a column is known and there is no header.
 
-        remedy: what to do about a column that is empty on purpose.
+        go_on: how whoever asks accepts it; None for whoever has the schema, and corrects that.
         """
         much, gaps, empty = list[str](), list[str](), list[str]()
         for column, tally, _ in self._columns:
@@ -223,13 +229,15 @@ class Encoder:
         if empty and not accept_empty:
             raise ClippedError(
                 f"{self._what}: column {list_names(empty)} is empty in all "
-                f"{self._columns[0][1].rows:,} rows, as where a join found nothing. {remedy}."
+                f"{self._columns[0][1].rows:,} rows, as where a join found nothing. "
+                f"{go_on or 'If it is to be empty, give it the role ignored in the schema'}."
             )
         if much and not accept_clipped:
             raise ClippedError(
                 f"{self._what}: of column {', '.join(much)} more than a tenth is outside the "
                 "schema's range, or missing where the schema knows no gaps: labels of such rows "
-                f"may be bought for nothing. Is it in the schema's units? {GO_ON}."
+                "may be bought for nothing. Is it in the schema's units? "
+                f"{go_on or CORRECT_SCHEMA}."
             )
 
 
@@ -359,7 +367,8 @@ def check_names(names: Sequence[str], needed: Sequence[str], what: str) -> None:
             f"{what} has no column {list_names(absent)}; "
             f"it has {list_names(list(map(str, names)))}.{more}"
         )
-    twice = next((name for name in needed if names.count(name) > 1), None)
+    times = Counter(names)
+    twice = next((name for name in needed if times[name] > 1), None)
     if twice is not None:
         raise DataError(
             f"{what} has two columns named {twice!r}, apart from spaces around a name and the form "

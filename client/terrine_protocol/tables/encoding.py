@@ -52,6 +52,7 @@ def encode_table(
     *,
     accept_clipped: bool = False,
     accept_empty: bool | None = None,
+    go_on: str | None = GO_ON,
 ) -> NDArray[np.float32]:
     """Encode a CSV, Parquet or Arrow file as inputs [N, width], as students send them.
 
@@ -59,7 +60,8 @@ def encode_table(
     or just its features, in order. What the schema does not expect is said in one warning, or to
     `note`. Raises DataError, and ClippedError if more than a tenth of a column's numbers are
     outside the schema's range or missing, or a column is empty in all of ten or more rows, unless
-    that is accepted: `accept_empty` is by default as `accept_clipped`.
+    that is accepted: `accept_empty` is by default as `accept_clipped`,
+    and `go_on` says how, or None: the schema is corrected.
     """
     path, needed = Path(path), schema.features
     with (
@@ -68,7 +70,7 @@ def encode_table(
     ):
         blocks = file.read_blocks(schema, needed, note, progress)
         encoder = Encoder(schema, str(path))
-        return _encode_blocks(blocks, encoder, note, accept_clipped, accept_empty)
+        return _encode_blocks(blocks, encoder, note, accept_clipped, accept_empty, go_on)
 
 
 def encode_frame(
@@ -202,12 +204,13 @@ def _encode_blocks(
     note: Note,
     accept_clipped: bool,
     accept_empty: bool | None = None,
+    go_on: str | None = GO_ON,
 ) -> NDArray[np.float32]:
     encoded = GrowingArray((encoder.width,), np.float32)
     for block in blocks:
         encoded.add(encoder.encode(block))
     accept_empty = accept_clipped if accept_empty is None else accept_empty
-    encoder.finish(note, accept_clipped, accept_empty, GO_ON)
+    encoder.finish(note, accept_clipped, accept_empty, go_on)
     return encoded.array()
 
 

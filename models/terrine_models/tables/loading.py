@@ -129,16 +129,20 @@ class Table(RecordSource):
         progress: Progress = ignore_progress,
         *,
         public: bool = False,
+        accept_clipped: bool = False,
         accept_empty: bool = False,
     ) -> None:
         """Raises DataError for classes that cannot be told apart.
 
+        accept_clipped: whether more than a tenth of a column may be outside the schema's range, or
+        missing where it knows no gaps.
         accept_empty: whether a column may be empty in all rows.
         Rows that are public may be without the column of the role group: `group_column` is None
         once they are read.
         """
         self._path, self._note, self._progress = Path(path), note, progress
-        self._public, self._accept_empty = public, accept_empty
+        self._public = public
+        self._accept_clipped, self._accept_empty = accept_clipped, accept_empty
         by_role = {column.role: column for column in schema.columns}
         self._label, self._group = by_role["label"], by_role.get("group")
         self.name, self.classes = str(path), self._label.values or ()
@@ -176,7 +180,7 @@ class Table(RecordSource):
             self.people, name = people.names, self._group.name
             if told := remark_on_people(self.people, f"{self.name}: column {name}"):
                 self._note(told)
-        encoder.finish(self._note, accept_empty=self._accept_empty)
+        encoder.finish(self._note, self._accept_clipped, self._accept_empty)
 
     def _tell_unused(self, names: Sequence[str]) -> None:
         """Say which columns the schema lacks."""
@@ -195,6 +199,7 @@ def load_table(
     progress: Progress = ignore_progress,
     *,
     public: bool = False,
+    accept_clipped: bool = False,
     accept_empty: bool = False,
 ) -> Dataset:
     """Load the records of a file: see `Table`. Raises DataError.
@@ -202,7 +207,15 @@ def load_table(
     What is held is the encoded rows, and never the text of all. Rows that are public may be without
     the column of the role group; they have no groups then.
     """
-    table = Table(path, schema, note, progress, public=public, accept_empty=accept_empty)
+    table = Table(
+        path,
+        schema,
+        note,
+        progress,
+        public=public,
+        accept_clipped=accept_clipped,
+        accept_empty=accept_empty,
+    )
     return Dataset.of(table)
 
 

@@ -168,7 +168,7 @@ def _read_public(path: Path, given: StudentOptions) -> Dataset:
         classes=reading.parse_classes(given.classes),
         note=reading.note_aside,
     )
-    return load_table(path, found.schema, reading.note_aside, public=True)
+    return load_table(path, found.schema, reading.note_aside, public=True, accept_clipped=True)
 
 
 @with_json

@@ -203,7 +203,7 @@ def _public(path: Path, declared: Declaration) -> np.ndarray:
         return load_inputs(path)
     if declared.encoding is None:
         fail(f"{path} is a table: to try its rows, give its schema as --input.")
-    return encode_table(path, declared.encoding, note, accept_clipped=True, accept_empty=False)
+    return encode_table(path, declared.encoding, note, go_on=None)
 
 
 def _say(out: Path, manifest: Manifest) -> None:

@@ -88,7 +88,12 @@ def forget(
             if manifest.encoding is None:
                 fail("--public is for tables: only their teachers match a prior on public rows.")
             rows = encode_table(
-                pools[name], manifest.encoding, note, accept_clipped=True, accept_empty=False
+                pools[name],
+                manifest.encoding,
+                note,
+                accept_clipped=True,
+                accept_empty=False,
+                go_on=None,
             )
             pool = PublicData.declare(pools[name].name, rows)
         retraining[name] = editions.Retraining(_load_records(manifest, path), pool)

@@ -53,7 +53,14 @@ from terrine_protocol.base import list_names, normalize, quantity
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import Column, DateOrder, Embedding, TableSchema, first_problem
+from terrine_protocol.tables import (
+    ClippedError,
+    Column,
+    DateOrder,
+    Embedding,
+    TableSchema,
+    first_problem,
+)
 from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
 from terrine_protocol.tables.encoders import declare_embedding
 from terrine_protocol.tables.encoding import encode_table
@@ -194,13 +201,15 @@ def _public_table(path: Path, private: Dataset, note: Note) -> PublicRecords:
         said = list[str]()
         try:
             labelled = load_labelled_rows(path, schema, said.append, progress)
+        except ClippedError:
+            raise
         except DataError as error:  # of the labels, or of the features, too
             reason = error
         else:
             for sentence in said:
                 note(sentence)
             return PublicRecords(labelled.inputs, labelled, load_groups(path, schema))
-        inputs = encode_table(path, schema, note, progress, accept_clipped=True, accept_empty=False)
+        inputs = encode_table(path, schema, note, progress, go_on=None)
     groups = load_groups(path, schema)
     note(f"What a student will be cannot be forecast without public labels: {reason}")
     return PublicRecords(inputs, groups=groups)
@@ -267,7 +276,12 @@ TABLE = DataFormat(
         path, _encoding(path, like), note, accept_clipped=clipped, accept_empty=empty
     ),
     labelled=lambda path, like, note, public: load_table(
-        path, _encoding(path, like), note, public=public, accept_empty=not public
+        path,
+        _encoding(path, like),
+        note,
+        public=public,
+        accept_clipped=True,  # the schema is as it was registered, and nothing is charged
+        accept_empty=not public,
     ),
 )
 ARRAYS = DataFormat(
