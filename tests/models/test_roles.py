@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -13,8 +13,10 @@ import pytest
 from support.tables import stays
 from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError
+from terrine_models.tables import roles
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema
+from terrine_protocol.tables.columns import check_names
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]
@@ -356,3 +358,44 @@ def test_gaps_are_reported_where_they_matter(tmp_path: Path) -> None:
     holds(found[0].doubt or "", "value", 1, "one")
     holds(found[1].doubt or "", "label", 1, "refuses")
     assert found[2].doubt is None
+
+
+class CountedNames(list[str]):
+    """Names, and how often all of them were gone through."""
+
+    passes = 0
+
+    def count(self, value: str) -> int:
+        self.passes += 1
+        return super().count(value)
+
+    def __iter__(self) -> Iterator[str]:
+        self.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("columns", [10, 1000])
+def test_names_of_columns_are_gone_through_as_often_however_many_there_are(columns: int) -> None:
+    names = CountedNames(f"c{k}" for k in range(columns))
+    check_names(names, list(names), "A table")
+    assert names.passes <= 4
+    with refuses(DataError, "c7"):
+        check_names([*names, "c7"], ["c1", "c7"], "A table")
+
+
+def test_the_form_of_numbers_is_looked_at_until_two_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, form_of = list[str](), roles.form_of
+
+    def note_form(value: str) -> str:
+        seen.append(value)
+        return form_of(value)
+
+    monkeypatch.setattr(roles, "form_of", note_form)
+    values = [f"{k / 7:.3f}" for k in range(-600, 600)]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["dose,ill", *(f"{v},{v[0] == '-'}" for v in values)])
+    )
+    propose_schema(tmp_path / "t.csv", label="ill")
+    assert len(seen) < len(values) / 10

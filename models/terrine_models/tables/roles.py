@@ -338,6 +338,11 @@ class Overflow:
                 self.last[order] = max(self.last.get(order, day), day)
 
 
+def form_of(value: str) -> str:
+    """Return a value with every digit as 9 and every letter as a."""
+    return re.sub(r"\d", "9", re.sub(r"[^\W\d_]", "a", value))
+
+
 @dataclass
 class ColumnStats:
     """Clues in the name and the values of a column; `delimiter` separates the table's fields.
@@ -571,8 +576,8 @@ class ColumnStats:
     @property
     def uniform(self) -> bool:
         """Whether all values have one form with four or more digits, as P-00417, or are hex."""
-        forms = {re.sub(r"\d", "9", re.sub(r"[^\W\d_]", "a", value)) for value in self.distinct}
-        alike = len(forms) == 1 and forms.pop().count("9") >= 4
+        form = form_of(self.distinct[0]) if self.distinct else ""
+        alike = form.count("9") >= 4 and all(form_of(value) == form for value in self.distinct)
         return alike or all(map(_HEX.fullmatch, self.distinct))
 
     @property
@@ -1024,8 +1029,8 @@ class _People:
 
 def _group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     """Return the column that identifies people; if several do, the one with fewest people."""
-    certain = [c for c in columns if c.names_people and not c.may_be_a_category_of_people]
     nouns = [column for column in columns if column.names_people]
+    certain = [column for column in nouns if not column.may_be_a_category_of_people]
     records = [column for column in columns if column.names_repeated_records]
     found = certain or nouns or records or [c for c in columns if c.numbers_people]
     return min(found, key=lambda column: len(column.distinct), default=None)
