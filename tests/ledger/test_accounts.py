@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
+from support.databases import SECRET_KEY
 from support.ledgers import (
     CLASSES,
     CONFIDENT,
@@ -27,7 +29,7 @@ from support.ledgers import (
 from support.wording import refuses
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, NotFound
-from terrine_server.ledger import Ledger, NewProject
+from terrine_server.ledger import Ledger, NewProject, connect
 from terrine_server.privacy import build_mechanism, cap, quote
 
 
@@ -216,6 +218,21 @@ def test_pausing_can_be_undone_and_closing_cannot(ledger: Ledger) -> None:
         ledger.set_status("study", ProjectStatus.ACTIVE)
     with pytest.raises(NotFound):
         ledger.set_status("nobody", ProjectStatus.CLOSED)
+
+
+def test_a_list_of_projects_takes_as_many_statements_however_many_they_are(
+    each_ledger: Ledger, each_database_url: str
+) -> None:
+    engine, statements = connect(each_database_url), list[str]()
+    reader = Ledger(engine, SECRET_KEY)
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    needed = set[int]()
+    for name in "abcd":
+        open_project(each_ledger, 1, name=name)
+        statements.clear()
+        reader.projects()
+        needed.add(len(statements))
+    assert len(needed) == 1
 
 
 def test_projects_are_paged_and_filtered(ledger: Ledger) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -316,8 +317,12 @@ class Ledger:
             query = query.where(named | projects.c.title.icontains(search, autoescape=True))
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
-            records = (rows.project_record(row, self._seals) for row in found)
-            return [rows.load_newest_project(connection, self._seals, record) for record in records]
+            records = [rows.project_record(row, self._seals) for row in found]
+            newest = {
+                of.id: rows.load_newest_edition(connection, self._seals, of)
+                for of in {record.ensemble.id: record.ensemble for record in records}.values()
+            }
+            return [replace(record, ensemble=newest[record.ensemble.id]) for record in records]
 
     def project_names(self) -> list[str]:
         """Return the names of all projects, even damaged ones, which `verify` can still check."""
