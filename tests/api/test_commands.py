@@ -234,6 +234,7 @@ def test_in_compose_a_command_is_told_as_its_host_takes_it(
     assert as_typed(told) == told
     monkeypatch.setenv("TERRINE_STARTED_BY", "compose")
     assert as_typed(told) == typed
+    assert as_typed(typed) == typed
 
 
 @pytest.mark.parametrize(

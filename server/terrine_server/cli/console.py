@@ -95,7 +95,7 @@ _IN_COMPOSE = {
     },
 }
 """How a command of whoever runs the service is typed on Compose's host: docs/deploying.md."""
-_COMMAND = re.compile(rf"\bterrine ({'|'.join(_IN_COMPOSE)})\b")
+_COMMAND = re.compile(rf"(?<!exec server )\bterrine ({'|'.join(_IN_COMPOSE)})\b")
 C = TypeVar("C", bound=Callable[..., None])
 _as_json = ContextVar("_as_json", default=False)
 
