@@ -41,7 +41,7 @@ from terrine_server.owner.checkpoints import (
     load_checkpoint_key,
     load_policy,
 )
-from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key
+from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key, load_token_key
 from terrine_server.serving.bounds import uvicorn_options
 from terrine_server.settings import Settings
 
@@ -72,7 +72,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         settings=settings,
         engine=engine,
         ledger=ledger,
-        tokens=(tokens := Tokens(ledger, key)),
+        tokens=(tokens := Tokens(ledger, load_token_key(settings))),
         sessions=Sessions(ledger, tokens, key, _issuer(settings)),
         voters=voters,
         readiness=Readiness(engine, ledger, voters, policy),

@@ -568,7 +568,7 @@ def close_to_others() -> list[Path]:
     settings = Settings()
     directory = settings.data_dir
     private = [directory, settings.ensembles_dir, settings.secret_key_path]
-    private += [settings.checkpoint_key_path, settings.records_key_path]
+    private += [settings.checkpoint_key_path, settings.records_key_path, settings.token_key_path]
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
     secrets = (settings.database_password_file, settings.oidc_client_secret_file)
     private += [path for path in secrets if path is not None]
@@ -584,6 +584,7 @@ def examine() -> Iterator[Finding]:
     others = {
         "checkpoint key": settings.checkpoint_key_path,
         "key of the records": settings.records_key_path,
+        "key of tokens": settings.token_key_path,
     }
     for secret, private in others.items():
         if os.path.lexists(private):

@@ -449,6 +449,16 @@ class Settings(Variables):
         return self.secret_key_file or self.data_dir / "secret.key"
 
     @property
+    def last_backup_path(self) -> Path:
+        """An empty file, as old as the last good backup."""
+        return self.data_dir / "backup.last"
+
+    @property
+    def token_key_path(self) -> Path:
+        """The key of token hashes, once the secret key has been replaced."""
+        return self.data_dir / "token.key"
+
+    @property
     def records_key_path(self) -> Path:
         """The file that contains the key of the digests by which people are found again."""
         return self.data_dir / "records.key"

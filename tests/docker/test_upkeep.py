@@ -1,4 +1,4 @@
-"""docs/upkeep.md as an operator follows it with Docker Compose, while students go on asking."""
+"""docs/upkeep.md and docs/rotation.md, as operators follow them with Docker Compose."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import pytest
 import yaml
 
 from support.documents import ROOT, lines, section
-from support.servers import Composition, composed, docker
+from support.processes import until
+from support.servers import SECRETS, Composition, composed, docker
+from support.wording import holds
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 PAGE = ROOT / "docs" / "upkeep.md"
+ROTATION = ROOT / "docs" / "rotation.md"
 ALIAS = re.compile(r"^alias (\S+)='(.*)'$", re.MULTILINE)
 
 
@@ -55,7 +58,7 @@ def upgraded(compose: Composition) -> Composition:
 
 
 def typed(heading: str, backups: Path) -> list[str]:
-    """Return what the page types with Docker under a heading, with its alias written out."""
+    """Return what docs/upkeep.md types under a heading, with its alias written out."""
     aliases = dict(ALIAS.findall(PAGE.read_text()))
     found = []
     for line in lines(section(PAGE, heading)):
@@ -92,6 +95,58 @@ def asking(url: str) -> Iterator[list[httpx.Response | httpx.HTTPError]]:
     finally:
         enough.set()
         student.join()
+
+
+def replace_by_the_page(compose: Composition, heading: str) -> str:
+    """Type what docs/rotation.md says under a heading; return what was printed."""
+    directory = compose.files[1].parent
+    return "".join(
+        compose.type_in(re.sub(r"\bsecrets\b", str(directory), line))
+        for line in lines(section(ROTATION, heading))
+    )
+
+
+def test_each_secret_is_replaced_and_tokens_and_entries_stay(compose: Composition) -> None:
+    directory = compose.files[1].parent
+    token = compose.terrine("token", "create", "--role", "auditor").strip()
+    auditor = httpx.Client(
+        base_url=compose.url, headers={"Authorization": f"Bearer {token}"}, timeout=60
+    )
+
+    def entries() -> int:
+        reply = auditor.get("/ledger")
+        assert reply.status_code == 200, reply.text
+        return int(reply.json()["log"]["size"])
+
+    until(lambda: auditor.get("/ledger").json()["log"])
+    before = entries()
+    secrets = {name: (directory / name).read_text() for name in SECRETS}
+    for heading, file in {
+        "The service's password": "service_password",
+        "The owner's password": "db_password",
+        "The secret key": "secret_key",
+    }.items():
+        replace_by_the_page(compose, heading)
+        assert (directory / file).read_text() != secrets[file]
+        assert entries() >= before
+    for role, file in (("terrine_service", "service_password"), ("terrine", "db_password")):
+        assert log_in(compose, role, (directory / file).read_text().strip()) == 0
+        assert log_in(compose, role, secrets[file]) != 0, "the old password is void"
+
+    said = replace_by_the_page(compose, "The key of the transparency log")
+    (key,) = re.findall(r"^log (labels\.example\.org/2\S+)\s*$", said, re.MULTILINE)
+    compose.terrine("token", "create", "--role", "auditor")  # one more entry
+    until(lambda: entries() > before)
+    note = auditor.get("/checkpoint").text
+    auditor.close()
+    assert note.splitlines()[0] == key.partition("+")[0]
+    holds(compose.terrine("doctor"), "problems", "found")
+
+
+def log_in(compose: Composition, role: str, password: str) -> int:
+    """Return the exit code of a login over the network that servers use."""
+    address = f"postgresql://{role}:{password}@db/terrine"
+    return compose("exec", "--no-TTY", "db", "psql", address, "--command=SELECT 1").returncode
 
 
 def test_an_upgrade_refuses_no_connection_while_servers_are_replaced(

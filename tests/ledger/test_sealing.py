@@ -17,7 +17,7 @@ from support.ledgers import GNMAX, answered, digest, open_ledger, open_project, 
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
-from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed
+from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
 from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
 from terrine_server.ledger.schema import (
     ensembles,
@@ -25,7 +25,8 @@ from terrine_server.ledger.schema import (
     requests,
     tokens,
 )
-from terrine_server.owner.sign_in import Tokens
+from terrine_server.owner.sign_in import SecretKeyError, Tokens, load_token_key
+from terrine_server.settings import Settings
 
 OTHER_KEY = b"o" * 64
 
@@ -203,7 +204,7 @@ def test_acts_at_once_are_logged_one_after_another(
 
 
 def test_the_command_tells_what_it_took_as_it_is(
-    terrine: Terrine, engine: Engine, database_url: str, secret_key: Path
+    terrine: Terrine, engine: Engine, database_url: str, secret_key: Path, tmp_path: Path
 ) -> None:
     place = {"TERRINE_DATABASE_URL": database_url}
     holds(terrine("ledger", "seal", **place).refused, "sealed", "already")
@@ -217,5 +218,39 @@ def test_the_command_tells_what_it_took_as_it_is(
     secret_key.write_bytes(OTHER_KEY)
     holds(terrine("ledger", "verify", **place).refused, "secret", "key")
     holds(terrine("token", "create", "--role", "admin", **place).refused, "secret", "key")
-    assert "make new ones" in terrine("ledger", "seal", "--old-key", str(old), **place).fine
+    holds(terrine("ledger", "seal", "--old-key", str(secret_key), **place).refused, "secret", "key")
+    assert not (tmp_path / "data" / "token.key").exists()
+    terrine("ledger", "seal", "--old-key", str(old), **place).fine  # noqa: B018
     holds(terrine("ledger", "verify", **place).fine, "administrative", "intact")
+
+
+def test_tokens_outlive_each_secret_key(
+    terrine: Terrine, engine: Engine, database_url: str, secret_key: Path, tmp_path: Path
+) -> None:
+    """By the command, twice over: hashes stay those of the first key, of any bytes."""
+    place = {"TERRINE_DATABASE_URL": database_url}
+    settings = Settings(data_dir=tmp_path / "data", secret_key_file=secret_key)
+    made: list[str] = []
+
+    def replace_key(new: bytes) -> None:
+        made.append(terrine("token", "create", "--role", "admin", **place).fine.strip())
+        old = secret_key.with_name("old.key")
+        secret_key.rename(old)
+        secret_key.write_bytes(new)
+        terrine("ledger", "seal", "--old-key", str(old), **place).fine  # noqa: B018
+
+    def valid() -> list[str]:
+        tokens = Tokens(Ledger(engine, secret_key.read_bytes()), load_token_key(settings))
+        return [tokens.authenticate(token).role for token in made]
+
+    replace_key(b"\xff" + OTHER_KEY)
+    replace_key(OTHER_KEY)
+    assert valid() == [Role.ADMIN] * 2
+    kept = settings.token_key_path
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.unlink()
+    with pytest.raises(Unauthorized):
+        valid()
+    kept.write_text("half a k")
+    with refuses(SecretKeyError, "token.key"):
+        load_token_key(settings)

@@ -125,6 +125,40 @@ def service(engines: list[Engine], served_machine: Machine, tmp_path: Path) -> S
     return Service(served_machine, engines, tmp_path / "backups")
 
 
+def test_old_backups_go_once_a_new_one_is_good(service: Service) -> None:
+    """All but the newest good ones, of those that were made so."""
+    place = {"TERRINE_DATABASE_URL": service.owners_url}
+
+    def keep(most: int) -> Done:
+        return service.machine.run("backup", service.out, "--keep", most, **place)
+
+    by_hand = service.backup("by-hand")
+    names = [f"2026-01-0{day}T03-00-00Z" for day in range(1, 5)]
+    for name in names:
+        shutil.copytree(by_hand, service.out / name)
+    first, second, damaged, newest = (service.out / name for name in names)
+    (damaged / backups.LEDGER).unlink()
+    (service.out / "2026-01-05T03-00-00Z").write_text("no directory")
+
+    manifest = next(service.data.glob("ensembles/*/manifest.json"))
+    as_it_was = manifest.read_bytes()
+    manifest.write_bytes(as_it_was + b" ")
+    assert keep(1).code == 1
+    assert all(each.exists() for each in (first, second, newest)), "the new one is not good"
+    manifest.write_bytes(as_it_was)
+
+    said = keep(2).fine
+    last = max(each for each in service.out.glob("2*Z") if each.is_dir())
+    assert last > newest
+    assert backups.check(last, SECRET_KEY).files == backups.check(newest, SECRET_KEY).files
+    assert not first.exists()
+    assert not second.exists()
+    assert damaged.exists()
+    assert by_hand.exists()
+    for each in (last, first, second):
+        holds(said, each.name)
+
+
 @dataclass
 class Elsewhere:
     """Another machine, on which there is nothing but the secret key."""

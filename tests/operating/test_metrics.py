@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 from support.browser import SCREENS, InProcess, Visitor
 from support.clients import Caller, slug
 from support.data import DigitsEnsemble
-from support.databases import database_gone
+from support.databases import as_owner, database_gone
 from support.processes import until
 from support.servers import CAP_EPSILON, GNMAX, RunningServer, running_server
 from terrine_models.data.arrays import Dataset, InputSpec
@@ -30,6 +30,7 @@ from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server.api import health, services
 from terrine_server.app import create_app
 from terrine_server.owner import sign_in
+from terrine_server.owner.backup import BackupError, back_up
 from terrine_server.owner.checkpoints import load_checkpoint_key, make_checkpoint_key
 from terrine_server.settings import LOW_DISK_BYTES
 
@@ -370,6 +371,19 @@ def test_little_space_is_told_and_not_how_much(
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr("terrine_server.api.health.disk_usage", lambda _, usage=usage: usage)
         assert value(scrape(terrine_server), "terrine_data_disk_low") == low
+
+
+def test_the_last_good_backup_is_told(terrine_server: RunningServer, tmp_path: Path) -> None:
+    told = "terrine_backup_timestamp_seconds"
+    assert not any(name == told for name, _ in scrape(terrine_server)), "there is none yet"
+    settings = terrine_server.settings
+    settings = settings.model_copy(update={"database_url": as_owner(settings.database)})
+    back_up(settings, tmp_path / "backup")
+    seen = value(scrape(terrine_server), told)
+    assert seen == settings.last_backup_path.stat().st_mtime
+    with pytest.raises(BackupError):
+        back_up(settings, tmp_path / "backup")
+    assert value(scrape(terrine_server), told) == seen, "that one was no good one"
 
 
 def test_signing_is_told_until_it_fails(

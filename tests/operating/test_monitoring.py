@@ -66,7 +66,7 @@ QUESTIONS = list(questions())
 def watched(
     tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
 ) -> Iterator[RunningServer]:
-    """A server that has answered and refused, and whose witness cosigns nothing."""
+    """A server that has answered and refused, backed up, and whose witness cosigns nothing."""
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / "checkpoint.key").write_text(LOG.secret)
@@ -78,6 +78,7 @@ def watched(
         student.label(server.ensemble.public[:3])
         student.http.get("/nowhere")
         until(lambda: server.ledger.checkpoint() is not None)
+        server.settings.last_backup_path.touch()
         yield server
 
 
@@ -160,6 +161,7 @@ HEALTHY = {
     'terrine_signed_timestamp_seconds{job="terrine",instance="a"}': "0+60",
     'terrine_log_cosigned{job="terrine",instance="a",witness="w"}': "1",
     'terrine_data_disk_low{job="terrine",instance="a"}': "0",
+    'terrine_backup_timestamp_seconds{job="terrine",instance="a"}': "0+60",
     'terrine_project_epsilon{job="terrine",instance="a",project="p"}': "1",
     'terrine_project_epsilon_spent{job="terrine",instance="a",project="p"}': "0.89",
     'terrine_open_requests{job="terrine",instance="a"}': "0",
@@ -221,6 +223,7 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "signing hangs": ({of("terrine_signed_timestamp_seconds"): "60"}, ["TerrineNothingSigned"]),
     "no cosignature": ({of("terrine_log_cosigned"): "0"}, ["TerrineNotCosigned"]),
+    "an old backup": ({of("terrine_backup_timestamp_seconds"): "-172801"}, ["TerrineBackupOld"]),
     "a full disk": ({of("terrine_data_disk_low"): "1"}, ["TerrineDiskNearlyFull"]),
     "nearly spent": ({of("terrine_project_epsilon_spent"): "0.9"}, ["TerrineBudgetNearlySpent"]),
     "a request waits": ({of("terrine_open_requests"): "2"}, ["TerrineRequestsWaiting"]),

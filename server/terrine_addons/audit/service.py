@@ -51,7 +51,7 @@ from terrine_server.app import serving
 from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import make_directories, open_project, register_ensemble
-from terrine_server.owner.sign_in import Tokens, load_secret_key, make_secret_key
+from terrine_server.owner.sign_in import Tokens, load_secret_key, load_token_key, make_secret_key
 from terrine_server.privacy import Account, NeighbourCounts, Terms, VoteOutcome, gdp_squared, quote
 from terrine_server.privacy.mechanisms import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
@@ -298,7 +298,7 @@ class Service:
     def open(self, project: ProjectOpen) -> str:
         """Open a project and return a student token for it."""
         open_project(self.ledger, project)
-        tokens = Tokens(self.ledger, load_secret_key(self.settings.secret_key_path))
+        tokens = Tokens(self.ledger, load_token_key(self.settings))
         request = TokenCreate(role=Role.STUDENT, project=project.name, expires_in_days=1)
         return tokens.create(request).token
 

@@ -105,7 +105,7 @@ class ServerMetrics(Collector):
         self._ready = ready
 
     def collect(self) -> Iterator[Metric]:
-        """Yield versions, readiness, and whether the data directory has space left."""
+        """Yield versions, readiness, the space that is left, and when a backup was made."""
         versions = {
             "version": version("terrine"),
             "python": platform.python_version(),
@@ -125,6 +125,13 @@ class ServerMetrics(Collector):
             free = disk_usage(self._services.settings.data_dir).free
             low.add_metric([], float(free < LOW_DISK_BYTES))
         yield low
+        backup = GaugeMetricFamily(
+            "terrine_backup_timestamp_seconds",
+            "When `terrine backup` last made a good one here, if it ever did. Unix time.",
+        )
+        with suppress(FileNotFoundError):
+            backup.add_metric([], self._services.settings.last_backup_path.stat().st_mtime)
+        yield backup
 
 
 class LedgerMetrics(Collector):

@@ -57,7 +57,7 @@ from terrine_server.owner.checkpoints import (
     sign_now,
     signed_entries,
 )
-from terrine_server.owner.sign_in import load_secret_key
+from terrine_server.owner.sign_in import keep_token_key, load_secret_key
 from terrine_server.privacy import ParameterError, build_mechanism
 from terrine_server.privacy.parameters import MAX_EPSILON
 from terrine_server.progress import entries_bar
@@ -204,24 +204,26 @@ def seal(
     """Verify the ledger, then seal every row with the server's secret key.
 
     Needed when the secret key changed, with --old-key, or was lost, with --accept. Stop the servers
-    first. What is printed will be trusted from now on: read it.
+    first. What is printed will be trusted from now on: read it. With --old-key tokens stay valid:
+    `token.key` in the data directory then keeps the key that their hashes were made with.
     """
     settings = Settings()
     engine = connect(settings.database, settings.database_password())
     check_schema(engine)
-    sealed = seal_ledger(
-        engine,
-        load_secret_key(settings.secret_key_path),
-        old_key=None if old_key is None else load_secret_key(old_key),
-        accept=accept,
-    )
+    new, old = load_secret_key(settings.secret_key_path), None
+    if old_key is not None:
+        old = load_secret_key(old_key)
+        Ledger(engine, old).check_sealed()
+        keep_token_key(settings, old)  # first: whatever interrupts this, tokens stay valid
+    sealed = seal_ledger(engine, new, old_key=old, accept=accept)
     for kind, subjects in sealed.adopted.items():
         for subject in subjects:
             say(f"Taken as it is: {kind} {subject}")
     projects = quantity(sealed.projects, "project")
     say(f"Sealed, with {projects}. `terrine ledger show` shows the details.")
     if old_key is not None:
-        say("Tokens were made with the old key, and are no longer valid: make new ones.")
+        say(f"Tokens stay valid, by {settings.token_key_path}.")
+        say("Make a backup now. Those from before need the old key to be restored.")
 
 
 INTACT = {True: "[green]intact[/]", False: "[bold red]NOT INTACT[/]"}

@@ -38,7 +38,7 @@ from terrine_server.cli.options import Yes, takes
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
-from terrine_server.owner.sign_in import Tokens, load_secret_key
+from terrine_server.owner.sign_in import Tokens, load_token_key
 from terrine_server.planning.first_project import forecast_neighbours
 from terrine_server.planning.opening import small_budget_warning
 from terrine_server.privacy.budget import Allowance
@@ -387,7 +387,7 @@ def approve(approval: RequestApprove, request_id: Id) -> None:
     """
     settings, ledger = Settings(), open_current_ledger()
     terms = operations.merge_approval(ledger.find_request(request_id), approval)
-    tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+    tokens = Tokens(ledger, load_token_key(settings))
     done = operations.approve_request(
         ledger, tokens, request_id, terms, approval.token_expires_in_days
     )
@@ -450,7 +450,7 @@ tokens_app = typer.Typer()
 def create(request: TokenCreate) -> None:
     """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
     ledger = open_current_ledger()
-    made = Tokens(ledger, load_secret_key(Settings().secret_key_path)).create(request)
+    made = Tokens(ledger, load_token_key(Settings())).create(request)
     try:
         if as_json():
             print_json(made)

@@ -66,7 +66,7 @@ from terrine_server.owner.operations import (
     register_ensemble,
     suggest_room,
 )
-from terrine_server.owner.sign_in import Tokens, load_secret_key
+from terrine_server.owner.sign_in import Tokens, load_token_key
 from terrine_server.planning.first_project import (
     DESIGNED_ROWS,
     FirstProject,
@@ -1127,7 +1127,7 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
             f"create --role student --project {name}"
         )
     else:
-        tokens = Tokens(ledger, load_secret_key(settings.secret_key_path))
+        tokens = Tokens(ledger, load_token_key(settings))
         wanted = TokenCreate(role=Role.STUDENT, project=name, label=LABEL)
         secret, once = tokens.create(wanted).token, " Its token will not be shown again."
     pool = []

@@ -349,16 +349,35 @@ def _show(finding: Finding) -> None:
 
 def backup(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory to make, which must not be there.")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory to make, which must not be there; with --keep, where one is made.",
+        ),
     ],
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Make it inside DIR, named by the time, and remove all but the N newest good ones "
+            "that were made so: once the new one is complete and checked.",
+        ),
+    ] = None,
 ) -> None:
     """Back up the ledger, the ensembles and the data directory's other files, while they serve.
 
     The ledger is one SQLite file in it, from whichever database, and verified. The secret key and
     passwords are not inside: keep a copy of the key apart from the backups.
     """
-    made = backups.back_up(Settings(), directory)
+    removed: list[Path] = []
+    if keep is None:
+        made = backups.back_up(Settings(), directory)
+    else:
+        made, directory, removed = backups.back_up_beside(Settings(), directory, keep)
     say(f"Made {directory}. {_describe_contents(made)}")
+    for old in removed:
+        say(f"Removed {old}.")
     keys = [name for name in made.files if name.endswith(".key")]
     say(f"Keys inside: {', '.join(keys) or 'none'}. It is as private as the records are.")
     say("Not inside:")

@@ -60,11 +60,19 @@ FORMAT: Literal["terrine-backup-1"] = "terrine-backup-1"
 MANIFEST = "backup.json"
 LEDGER = "ledger.sqlite"
 ENSEMBLES = "ensembles"
-KEPT_PATTERNS = ("records.key", "checkpoint.key*", "checkpoint.signed*", "policy", "dossier.toml")
+KEPT_PATTERNS = (
+    "records.key",
+    "token.key",
+    "checkpoint.key*",
+    "checkpoint.signed*",
+    "policy",
+    "dossier.toml",
+)
 """Files of the data directory, beside the ensembles, that nothing else could bring back."""
 PLAN = "plan.json"
 PLACED = "placed"
 """In the scratch directory of a restore: what it decided, and what will be placed."""
+_BY_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 _ENSEMBLE_NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?")
 _BLOCK_BYTES = 2**20
 
@@ -166,7 +174,37 @@ def back_up(settings: Settings, out: Path) -> Backup:
         _write(work / MANIFEST, made.model_dump_json(indent=2))
         _sync(work)
         check(work, key)
+    settings.last_backup_path.touch()  # servers tell when that was
     return made
+
+
+def back_up_beside(settings: Settings, parent: Path, keep: int) -> tuple[Backup, Path, list[Path]]:
+    """Make a backup in a new directory below `parent`, named by the time (UTC), and thin them out.
+
+    Once the new one is complete and checked, all but the newest `keep` good ones are removed: of
+    those that this made, sealed with the secret key of now, whose files are all as they were. What
+    is damaged, or of another key, counts for nothing and stays.
+
+    Return the new one, where it is, and those that were removed. Raises what `back_up` does, with
+    nothing removed.
+    """
+    key = load_secret_key(settings.secret_key_path)
+    out = parent / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}Z"
+    made = back_up(settings, out)
+    good, removed = 0, []
+    for directory in sorted(parent.iterdir(), reverse=True):
+        if not _BY_TIME.fullmatch(directory.name):
+            continue
+        try:
+            check(directory, key)
+        except (BackupError, NotSealed, OSError):
+            continue
+        good += 1
+        if good > keep:
+            (directory / MANIFEST).unlink()  # first: half of one must not pass for a whole one
+            shutil.rmtree(directory)
+            removed.append(directory)
+    return made, out, removed
 
 
 def check(directory: Path, key: bytes) -> Backup:

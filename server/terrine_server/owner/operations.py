@@ -50,6 +50,7 @@ from terrine_server.owner.sign_in import (
     Principal,
     Tokens,
     load_secret_key,
+    load_token_key,
     make_secret_key,
     token_created,
 )
@@ -242,7 +243,7 @@ class LocalOwner:
 
     def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
         """Return a new token; a student's is for `project`."""
-        tokens = Tokens(ledger, load_secret_key(self.settings.secret_key_path))
+        tokens = Tokens(ledger, load_token_key(self.settings))
         return tokens.create(TokenCreate(role=role, project=project, label=label)).token
 
 

@@ -32,6 +32,7 @@ from terrine_server.errors import (
     Unauthorized,
 )
 from terrine_server.ledger import Action, Actor, Ledger, NewToken, TokenRecord
+from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
@@ -208,6 +209,30 @@ def _lost_key(path: Path, what: str, first: str) -> SecretKeyError:
         "it as it is (docs/ledger.md, Seals). Where there is no ledger yet, "
         f"{first}run `terrine init`."
     )
+
+
+def load_token_key(settings: Settings) -> bytes:
+    """Read the key of token hashes: the first secret key that there was. Raises `SecretKeyError`.
+
+    A hash cannot be made anew without its token, so tokens would be void with every new secret key.
+    Their rows are sealed with the secret key of now: who knows the first one can make no token.
+    """
+    first = settings.token_key_path
+    if not first.exists():
+        return load_secret_key(settings.secret_key_path)
+    try:
+        return bytes.fromhex(read(first).decode())
+    except (OSError, ValueError):
+        raise SecretKeyError(
+            f"{first}, the key of tokens from before the secret key was replaced, cannot be read. "
+            "Put it back from a backup, or remove it and make new tokens."
+        ) from None
+
+
+def keep_token_key(settings: Settings, old_key: bytes) -> None:
+    """Keep the secret key that is about to be replaced for the hashes of tokens: the first one."""
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_secret(settings.token_key_path, old_key.hex())
 
 
 def make_secret_key(path: Path) -> bool:
