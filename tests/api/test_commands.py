@@ -18,7 +18,7 @@ from support.data import DigitsEnsemble
 from support.processes import Done, Terrine, run_program
 from support.servers import started
 from support.wording import holds
-from terrine_server.cli.console import as_typed, command_text
+from terrine_server.cli.console import as_typed, command_text, explain
 
 
 @pytest.mark.slow
@@ -379,3 +379,9 @@ def test_a_mechanism_that_is_stated_wrongly_is_refused(
     terms = ("--ensemble", "digits", "--epsilon", 5, "--delta", 1e-5)
     refused = terrine("project", "open", "study", *terms, "--mechanism", given).refused
     holds(refused.replace("\n", " "), *said.split())
+
+
+def test_too_little_memory_is_no_bug_of_ours() -> None:
+    said = explain(MemoryError("Unable to allocate 14.0 TiB"))
+    assert said is not None
+    holds(said, "memory", "limit", "fewer")

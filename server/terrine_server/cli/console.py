@@ -284,6 +284,11 @@ def explain(error: BaseException) -> str | None:
                 f"{package} is not installed, and this command needs it. "
                 f"In a checkout: pip install '.[{_extra(sys.argv[1:])}]'"
             )
+    if isinstance(error, MemoryError):
+        return (
+            "There is not enough memory for this. Give the process more (a container's limit, "
+            "`ulimit -v`), or ask for less at once: fewer rows, teachers or columns."
+        )
     promise = sys.modules.get("terrine_server.privacy")  # whose errors have a root of their own
     if promise is not None and isinstance(error, promise.ParameterError):
         return str(error)
