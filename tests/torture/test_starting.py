@@ -156,8 +156,10 @@ class Owner:
         for _ in range(TOGETHER if self.usual else 0):
             self._start(words, self.random.uniform(0, self.usual))
         self._start(words, None)
+        Path(self.place["TERRINE_DATA_DIR"]).chmod(0o700)  # what the fixture made it with is wider
         findings = json.loads(self.terrine("--json", "doctor", **self.place).out)["findings"]
-        assert [each for each in findings if each["state"] == "error"] == []
+        problems = [each for each in findings if each["state"] == "problem"]
+        assert problems == []
 
     def _start(self, words: Sequence[str], seconds: float | None) -> None:
         log, began = self.home / "log", time.monotonic()
