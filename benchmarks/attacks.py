@@ -336,7 +336,7 @@ def silent_issuer() -> Iterator[dict[str, Any]]:
         yield {
             "oidc_issuer": url,
             "oidc_client_id": "terrine",
-            "oidc_public_url": "http://127.0.0.1",
+            "public_url": "http://127.0.0.1",
             "oidc_admins": "owners",
             "oidc_plain_http": True,
         }
