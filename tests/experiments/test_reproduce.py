@@ -233,6 +233,6 @@ def test_results_gather_and_the_same_experiment_replaces_its_own(tmp_path: Path)
     keep([example(0.3, [0.5])], tmp_path)
     found = keep([example(0.3, [0.97, 0.98, 0.99])], tmp_path)
     assert [each.epsilon for each in found] == [0.3, 0.6]
-    assert found[0].accuracy == "98.00% ± 4.98 (95 %, 3 runs)"
+    assert found[0].accuracy == "98.00%, 93.02 to 100.00 (95 %, 3 runs)"
     assert found[1].accuracy == "98.00% (one run: no interval)"
     assert table(found[0]).row_count == 5 + len(PAPERS["mnist"])
