@@ -255,6 +255,11 @@ def test_after_a_lost_database_no_budget_is_there_a_second_time(
         register(machine.ledger, "other", population="others")
     machine.run("ledger", "restored", "--spent", "others=0").fine  # noqa: B018 - asserts
     assert register(machine.ledger, "other", population="others").population.reserved == 0
+    taken = []
+    for amounts in ("1,1e-6", "1,1e-6", "2,1e-6"):  # who told too little says more
+        machine.run("ledger", "restored", "--spent", f"others={amounts}").fine  # noqa: B018
+        taken.append(machine.ledger.populations()[0].reserved)
+    assert 0 < taken[0] == taken[1] < taken[2]
     machine.run("ledger", "verify").fine  # noqa: B018 - asserts
 
 

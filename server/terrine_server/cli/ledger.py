@@ -487,7 +487,8 @@ def restored(
             metavar="NAME=EPSILON,DELTA",
             help="If entries that were signed are lost: what was spent of the population NAME by "
             "projects that are not here any more, the sums of their ε and of their δ; NAME=0 if "
-            "there were none. Its cap is smaller by that from now on. Once for each population.",
+            "there were none. Its cap is smaller by that from now on; told again with other "
+            "amounts, they add up. Once for each population.",
         ),
     ] = None,
 ) -> None:
@@ -517,7 +518,9 @@ def restored(
         known = [each.name for each in ledger.populations()]
         stated |= _ask_spent([name for name in known if name not in stated])
     done, new_log = make_restored_safe(ledger, settings, stated, origin)
-    say(f"Paused: {', '.join(done.paused)}." if done.paused else "No project was active.")
+    for name, lost in stated.items():
+        say(f"Taken from the cap of {name}: ε = {lost.epsilon:g}, δ = {lost.delta:g}.")
+    say(f"Paused: {', '.join(done.paused)}." if done.paused else "No project was paused.")
     if done.filled:
         say(f"Every account counts as spent in {', '.join(done.filled)}.")
     if new_log is not None:

@@ -43,12 +43,18 @@ def record_losses(
 ) -> None:
     """Record that entries were lost, and what was spent by them, by population.
 
-    `signed`: how many entries had been signed; what was told of a loss before is left out.
-    `projects`: those of which charges may be lost: they are neither resumed nor closed any more.
+    `signed`: how many entries had been signed. The same amounts of the same loss count once, as a
+    command may be run again; other amounts add up. `projects`: those of which charges may be lost:
+    they are neither resumed nor closed any more.
     """
-    entries = _details(tx.connection, Action.LEDGER_LOST, LEDGER)
-    told = {name for entry in entries if entry["signed"] == signed for name in entry["spent"]}
-    spent = {name: lost for name, lost in spent.items() if name not in told}
+    entries = list(_details(tx.connection, Action.LEDGER_LOST, LEDGER))
+    told = {
+        (name, LostSpend(*amounts))
+        for entry in entries
+        if entry["signed"] == signed
+        for name, amounts in entry["spent"].items()
+    }
+    spent = {name: lost for name, lost in spent.items() if (name, lost) not in told}
     if told and not spent:
         return  # all of it was recorded before
     detail = {
