@@ -35,7 +35,7 @@ from terrine_experiments.pate_2017 import (
 from terrine_experiments.pictures import PAPER, Curve, Panel, draw_panels
 from terrine_experiments.study import Ints, Study
 from terrine_server.privacy import Mechanism, VoteOutcome, build_mechanism
-from terrine_server.privacy.mechanisms import StableArgmax, distance_to_instability
+from terrine_server.privacy.mechanisms.stable import StableArgmax, distance_to_instability
 
 NEAR_ZERO: dict[Name, dict[tuple[int, str], float]] = {
     "mnist": {

@@ -31,7 +31,7 @@ from terrine_server.errors import RateLimited
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.strategies import VoteStrategy
 from terrine_server.ledger import Ledger
-from terrine_server.privacy.mechanisms import GNMax
+from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.noise import NoiseTable
 
 Call = Callable[..., Caller]

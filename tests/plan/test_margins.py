@@ -26,7 +26,7 @@ from terrine_server.privacy import (
     VoteOutcome,
     quote,
 )
-from terrine_server.privacy.mechanisms import GNMax
+from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.numbers import COST_UNITS, SAMPLER_DELTA
 
 SCHEMA = "5c" * 32

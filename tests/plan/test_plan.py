@@ -34,7 +34,8 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.curves import rdp_budget
 from terrine_server.privacy.events import GaussianNoisyMax
-from terrine_server.privacy.mechanisms import MECHANISMS, ConfidentGNMax
+from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS
 from terrine_server.privacy.quoting import PUBLICATION_SHARE as SHARE
 

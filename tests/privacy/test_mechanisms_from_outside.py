@@ -30,9 +30,8 @@ import os
 from dataclasses import dataclass
 import numpy as np
 from terrine_server.privacy.events import GaussianNoisyMax
-from terrine_server.privacy.mechanisms import Released, VoteOutcome
-from terrine_server.privacy.mechanisms import noisy_max
-from terrine_server.privacy.noise import discrete_gaussian
+from terrine_server.privacy.mechanisms.base import Released, VoteOutcome
+from terrine_server.privacy.noise import discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import full_tallies
 """
 MISNAMED = """

@@ -31,7 +31,7 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
-from terrine_server.privacy.mechanisms import NoisyVotes
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.published import Meter, gnmax_rdp
 from terrine_server.privacy.quoting import check_publishable
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from terrine_server.privacy import ConfidentMax, Neighbours, Units
-from terrine_server.privacy import mechanisms as source
+from terrine_server.privacy.mechanisms import neighbours as source
 
 Law = dict[tuple[str, int], float]
 Pmf = NDArray[np.float64]  # probabilities of −K, …, K

@@ -59,7 +59,7 @@ from terrine_server.planning.first_project import (
 from terrine_server.planning.forecast import compare_options
 from terrine_server.planning.opening import simulate
 from terrine_server.privacy import Units
-from terrine_server.privacy.mechanisms import Neighbours
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 

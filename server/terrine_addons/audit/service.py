@@ -53,7 +53,7 @@ from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.owner.operations import make_directories, open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens, load_secret_key, load_token_key, make_secret_key
 from terrine_server.privacy import Account, NeighbourCounts, Terms, VoteOutcome, gdp_squared, quote
-from terrine_server.privacy.mechanisms import ConfidentGNMax
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.settings import Settings
 

@@ -82,7 +82,7 @@ from terrine_server.planning.forecast import (
     compare_options,
     forecast_design,
 )
-from terrine_server.privacy.mechanisms import NoisyVotes
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.settings import Settings

@@ -28,7 +28,7 @@ from terrine_server.privacy import (
     Released,
     build_mechanism,
 )
-from terrine_server.privacy.mechanisms import ROW_SUM_TOLERANCE
+from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,9 @@ from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Spec, choose
 from terrine_server.privacy.budget import Terms, find_allowance
 from terrine_server.privacy.curves import gdp_budget, gdp_squared
 from terrine_server.privacy.events import NeighbourCounts
-from terrine_server.privacy.mechanisms import Mechanism, NoisyVotes, build_mechanism
+from terrine_server.privacy.mechanisms import build_mechanism
+from terrine_server.privacy.mechanisms.base import Mechanism
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     MAX_SIGMA,

@@ -51,7 +51,7 @@ from terrine_server.planning.first_project import (
 from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Votes, simulate
 from terrine_server.planning.plan import Grid, plan
 from terrine_server.privacy import Units
-from terrine_server.privacy.mechanisms import Neighbours as Mechanism
+from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
 from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.parameters import MIN_SIGMA, ParameterError
 

@@ -39,20 +39,15 @@ from terrine_server.privacy.joint import (
     release_cells,
     too_high,
 )
-from terrine_server.privacy.mechanisms import (
-    ConfidentGNMax,
-    GNMax,
-    Immutable,
-    InteractiveGNMax,
-    LNMax,
-    Mechanism,
-    Neighbours,
-    NoisyVotes,
-    Probabilities,
-    StableArgmax,
-    VoteOutcome,
-    distance_to_instability,
-)
+from terrine_server.privacy.mechanisms.base import Mechanism, Probabilities, VoteOutcome
+from terrine_server.privacy.mechanisms.confident_gnmax import ConfidentGNMax
+from terrine_server.privacy.mechanisms.gnmax import GNMax
+from terrine_server.privacy.mechanisms.immutable import Immutable
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.stable import StableArgmax, distance_to_instability
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.numbers import Counts, Floats, check_votes
 from terrine_server.privacy.parameters import (

@@ -37,13 +37,9 @@ from terrine_server.planning.opening import (
 from terrine_server.privacy.budget import GDP, Rule, Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
-from terrine_server.privacy.mechanisms import (
-    MECHANISMS,
-    InteractiveGNMax,
-    Mechanism,
-    VoteOutcome,
-    build_mechanism,
-)
+from terrine_server.privacy.mechanisms import MECHANISMS, build_mechanism
+from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.numbers import COST_UNITS, Floats
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,

@@ -37,17 +37,11 @@ from terrine_server.privacy.events import (
     StabilityTest,
     event_from_json,
 )
-from terrine_server.privacy.mechanisms import (
-    Accounts,
-    InteractiveGNMax,
-    Mechanism,
-    Neighbours,
-    NoisyVotes,
-    Released,
-    Units,
-    VoteOutcome,
-    build_mechanism,
-)
+from terrine_server.privacy.mechanisms import build_mechanism
+from terrine_server.privacy.mechanisms.base import Mechanism, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Accounts, Neighbours, Units
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.published import BoundRelease

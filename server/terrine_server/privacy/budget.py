@@ -43,7 +43,7 @@ from terrine_server.privacy.events import (
     ReleasedCounts,
     StabilityTest,
 )
-from terrine_server.privacy.mechanisms import VoteOutcome
+from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.numbers import (
     COST_UNITS,
     DELTA_UNITS,

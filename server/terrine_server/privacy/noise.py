@@ -93,6 +93,12 @@ class NoiseTable:
         return rows.astype(np.int64) - self.reach
 
 
+def noisy_max(counts: NDArray[np.int64], noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:
+    """Return argmax_j (counts_j + fresh noise) of each row; ties go to the lowest class."""
+    winners: NDArray[np.int64] = (counts + noise.sample(counts.shape, entropy)).argmax(axis=1)
+    return winners
+
+
 @lru_cache(maxsize=16)
 def discrete_gaussian(sigma: float) -> NoiseTable:
     """Return the table of N_Z(0, sigma²), sigma in votes."""

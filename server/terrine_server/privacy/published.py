@@ -44,7 +44,8 @@ from terrine_server.privacy.events import (
     PublishedBound,
     StabilityTest,
 )
-from terrine_server.privacy.mechanisms import VoteOutcome, distance_to_instability
+from terrine_server.privacy.mechanisms.base import VoteOutcome
+from terrine_server.privacy.mechanisms.stable import distance_to_instability
 from terrine_server.privacy.noise import BITS, Entropy
 from terrine_server.privacy.numbers import (
     COST_UNITS,

@@ -36,7 +36,9 @@ from terrine_server.privacy.events import (
     GaussianNoisyCounts,
     NeighbourCounts,
 )
-from terrine_server.privacy.mechanisms import InteractiveGNMax, Mechanism, Neighbours, VoteOutcome
+from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
+from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.numbers import (
     COST_UNITS,
     DELTA_UNITS,

@@ -45,7 +45,9 @@ from terrine_server.privacy import (
     VoteOutcome,
     quote,
 )
-from terrine_server.privacy.mechanisms import MECHANISMS, NoisyVotes, StableArgmax
+from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.noise import NoiseTable
 
 pytestmark = pytest.mark.statistical

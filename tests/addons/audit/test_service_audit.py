@@ -30,7 +30,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_server.findings import AuditFinding
 from terrine_server.planning import opening
 from terrine_server.privacy import Mechanism, Terms, quote
-from terrine_server.privacy.mechanisms import VoteOutcome
+from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.noise import NoiseTable
 
 LEVEL = 1e-9

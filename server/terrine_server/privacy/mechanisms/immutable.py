@@ -1,0 +1,81 @@
+"""The noisy maximum of votes to whose winner some were added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from terrine_server.privacy.events import CostEvent, GaussianNoisyMax, LaplaceNoisyMax
+from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.noise import Entropy, discrete_gaussian, discrete_laplace, noisy_max
+from terrine_server.privacy.numbers import Counts, full_tallies
+from terrine_server.privacy.parameters import (
+    MAX_EXTRA_VOTES,
+    ParameterError,
+    check_ensemble,
+    check_gamma,
+    check_sigma,
+    integer,
+)
+
+
+@dataclass(frozen=True)
+class Immutable:
+    """Adds c votes to the winner, then answers the noisy maximum, Laplace or Gaussian.
+
+    NZC (section 3, Theorem 4) claims (2·gamma, 0)-DP. That is false: if a neighbour has another
+    winner, the c votes move too, so a count moves by up to 1 + c. The price that holds: pure
+    2·gamma·(1 + c)-DP, or the Gaussian price at a shift of 1 + c (three counts may then move, by
+    1 + c, c and 1, and (1 + c)² + c² + 1 ≤ 2(1 + c)²).
+    """
+
+    teachers: int
+    classes: int
+    c: int
+    gamma: float | None = None
+    sigma: float | None = None
+
+    name: ClassVar[str] = "immutable"
+    needs_probabilities: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ensemble(self.teachers, self.classes)
+        why = "each of the votes added to the winner is paid for; see docs/privacy/immutable.md"
+        integer("c", self.c, 0, MAX_EXTRA_VOTES, why)
+        if (self.gamma is None) == (self.sigma is None):
+            raise ParameterError(
+                "immutable takes exactly one of gamma (Laplace noise) and sigma (Gaussian noise)."
+            )
+        if self.gamma is not None:
+            check_gamma("gamma", self.gamma)
+        else:
+            check_sigma("sigma", self.sigma)
+
+    def events(self) -> Mapping[VoteOutcome, CostEvent]:
+        """Every query is answered and pays for a noisy maximum whose counts move by 1 + c votes."""
+        event: CostEvent
+        if self.gamma is None:
+            event = GaussianNoisyMax(cast("float", self.sigma), shift=1 + self.c)
+        else:
+            event = LaplaceNoisyMax(self.gamma, shift=1 + self.c)
+        return {VoteOutcome.ANSWERED: event}
+
+    def release(
+        self,
+        counts: Counts,
+        probabilities: Probabilities | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> Released:
+        """Answer each row of counts, int64[B, m], with the noisy maximum."""
+        votes = full_tallies(counts, self.teachers, self.classes)
+        votes[np.arange(len(votes)), votes.argmax(axis=1)] += self.c
+        if self.gamma is None:
+            table = discrete_gaussian(cast("float", self.sigma))
+        else:
+            table = discrete_laplace(self.gamma)
+        labels = noisy_max(votes, table, entropy)
+        return Released.all_answered(labels)
