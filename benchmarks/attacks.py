@@ -41,8 +41,8 @@ from support.data import train_digits
 from support.tables import open_counted
 from terrine_models.tables.loading import load_table
 from terrine_protocol import Column, TableSchema
-from terrine_protocol.tables.encoders import ENCODERS, declare_embedding
 from terrine_server.owner.checkpoints import make_checkpoint_key
+from terrine_tables.encoders import ENCODERS, declare_embedding
 
 ATTACK_SECONDS = 120
 """Seconds after which an attacker ends by itself."""

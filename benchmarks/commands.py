@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from terrine_protocol.tables.encoders import ENCODERS
+from terrine_tables.encoders import ENCODERS
 
 SERVE = (sys.executable, "-m", "terrine_server", "serve")
 READY_SECONDS = 120

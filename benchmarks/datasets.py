@@ -35,7 +35,7 @@ from terrine_experiments.papers import Name
 from terrine_experiments.sources import ADULT_COLUMNS, find_file, load
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.tables.loading import load_table
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 
 SHARED = Path(
     os.environ.get("TERRINE_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")

@@ -42,7 +42,7 @@ from datasets import CORPUS, TEXTS, DealtFiles, find_sources
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.tables.loading import read_schema
-from terrine_protocol.tables.encoders import ENCODERS
+from terrine_tables.encoders import ENCODERS
 
 PLAIN_ROWS = 50_000
 """Rows on which logistic regression is trained without privacy: more change little."""

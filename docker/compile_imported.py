@@ -11,6 +11,7 @@ from pathlib import Path
 
 PACKAGES = (
     "terrine_protocol",
+    "terrine_tables",
     "terrine_client",
     "terrine_models",
     "terrine_server",

@@ -45,8 +45,7 @@ from terrine_client.errors import (
     UnsupportedMediaType,
 )
 from terrine_protocol import Budget, Outcome
-from terrine_protocol.errors import TerrineError
-from terrine_protocol.tables import ClippedError, DataError
+from terrine_protocol.errors import ClippedError, DataError, TerrineError
 
 __all__ = [
     "NO_COUNT",

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
 from terrine_protocol.base import map_class_numbers
 from terrine_protocol.names import show_name
-from terrine_protocol.tables.columns import CodedValues, as_text
+from terrine_tables.columns import CodedValues, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from terrine_protocol import ProjectInfo
-    from terrine_protocol.tables.encoding import Frame
+    from terrine_tables.encoding import Frame
 
 
 Inputs: TypeAlias = (
@@ -57,7 +57,7 @@ def encode_columns(
     warning, whose place is `stacklevel` calls up. Raises DataError, ClippedError of more than a
     tenth of a column unless that is accepted, and ValueError if the project takes no tables.
     """
-    from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
+    from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 
     schema = project.ensemble.encoding
     if schema is None:

@@ -22,9 +22,8 @@ from terrine_client._receipts import ReceiptReport, Receipts
 from terrine_client.client import Client
 from terrine_client.errors import ClientError, ConfigurationError, NotFound
 from terrine_protocol import Budget, HistogramRelease, MechanismSpec, ProjectInfo
-from terrine_protocol.base import RuleInfo
+from terrine_protocol.base import Record, RuleInfo, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import Record, Sha256, first_problem
 from terrine_protocol.transparency import Policy
 
 PRIVACY_FILE = "privacy.json"

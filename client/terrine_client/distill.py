@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
     from terrine_models.tables.designed import DesignedPool
-    from terrine_protocol.tables import TableSchema
+    from terrine_protocol.schema import TableSchema
 
 
 __all__ = [

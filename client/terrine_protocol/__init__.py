@@ -5,7 +5,7 @@ fields, so that a misspelt option is an error and never a silent default; replie
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
 field for vote counts, except the noisy ones that a project of noisy_votes or neighbours pays for.
 
-`tables/` encodes rows of a table as numbers, for owners, students and the server.
+`schema` says how rows of a table become numbers, which `terrine_tables` makes of them.
 """
 
 from terrine_protocol.base import (
@@ -90,7 +90,7 @@ from terrine_protocol.requests import (
     TokenInfo,
     TokenPage,
 )
-from terrine_protocol.tables import Column, PublicSource, TableSchema
+from terrine_protocol.schema import Column, PublicSource, TableSchema
 
 __all__ = [
     "MECHANISM_SPECS",

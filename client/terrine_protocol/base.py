@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
 from terrine_protocol.names import show_name
@@ -49,6 +49,7 @@ Purpose = Annotated[
     ),
 ]
 Reason = Annotated[str, _Text, Field(description="Why it is refused; the requester reads it.")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 PROTECTS = "The unit that the guarantee protects: one record, or all records of a person."
@@ -78,6 +79,13 @@ def explain_error(error: ErrorDetails) -> str:
     """Return what is wrong with a field, for people: a pattern's rule instead of the pattern."""
     pattern = error.get("ctx", {}).get("pattern")
     return _EXPLANATIONS.get(pattern or "", error["msg"])
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where the first problem of a document is, and what it is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the document"
+    return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 class ShortRepr(BaseModel):
@@ -112,6 +120,12 @@ class Wire(BaseModel):
     """Base of requests: immutable, with unknown fields forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Record(ShortRepr):
+    """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Reply(ShortRepr):

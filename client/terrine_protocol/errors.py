@@ -23,3 +23,11 @@ class TerrineError(Exception):
 
     def __str__(self) -> str:
         return show_text(super().__str__())
+
+
+class DataError(TerrineError):
+    """Data cannot be used; the message says which file, where in it, and what was expected."""
+
+
+class ClippedError(DataError):
+    """More than a tenth of a column is clipped to the schema's range, or missing, or all of it."""

@@ -17,14 +17,16 @@ from terrine_protocol.base import (
     PriceInfo,
     ProjectStatus,
     Purpose,
+    Record,
     Reply,
     RuleInfo,
+    Sha256,
     Title,
     Wire,
     absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
-from terrine_protocol.tables import Record, Sha256, TableSchema
+from terrine_protocol.schema import TableSchema
 
 Side = Annotated[int, Field(ge=1, le=1024)]
 
@@ -156,7 +158,7 @@ class EnsembleFacts(Reply):
         Field(
             exclude_if=absent,
             description="Of tables: how rows become inputs, as by `encode_table` and "
-            "`encode_frame` of `terrine_protocol.tables.encoding`.",
+            "`encode_frame` of `terrine_tables.encoding`.",
         ),
     ] = None
     image: Annotated[

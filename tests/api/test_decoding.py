@@ -28,10 +28,10 @@ from support.clients import npy, npz
 from support.wording import holds, refuses
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol import Column, EnsembleFacts, InputSpec, TableSchema
-from terrine_protocol.tables.encoding import encode_rows
 from terrine_server.api.decoding import MAX_TEXT_BYTES, BodyLimits, DecodedQueries, check_length
 from terrine_server.api.decoding import decode as decode_body
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, ServiceError, UnsupportedMediaType
+from terrine_tables.encoding import encode_rows
 
 LIMIT = 1 << 20
 ROWS = np.arange(12, dtype=np.uint8).reshape(3, 4)

@@ -25,14 +25,14 @@ from support.tables import open_counted, write_encoder
 from support.wording import holds
 from terrine_models.tables.loading import load_table
 from terrine_protocol import Column, TableSchema
-from terrine_protocol.tables.encoders import EmbeddingTable, declare_embedding
-from terrine_protocol.tables.encoding import encode_rows
 from terrine_server.api.decoding import KnownTexts
 from terrine_server.api.services import RateLimit
 from terrine_server.app import serving
 from terrine_server.ledger import Ledger, connect
 from terrine_server.serving.bounds import Connection
 from terrine_server.settings import Settings
+from terrine_tables.encoders import EmbeddingTable, declare_embedding
+from terrine_tables.encoding import encode_rows
 
 
 @pytest.mark.usefixtures("no_refill")
@@ -120,7 +120,7 @@ def closing_ledger(settings: Settings) -> Iterator[Ledger]:
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
     write_encoder(tmp_path / "encoder")
-    monkeypatch.setattr("terrine_protocol.tables.encoders.known_folders", [])
+    monkeypatch.setattr("terrine_tables.encoders.known_folders", [])
     embedding = declare_embedding(tmp_path / "encoder")
     text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
     label = Column(name="label", role="label", values=("a", "b"))

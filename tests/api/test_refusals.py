@@ -26,7 +26,7 @@ from terrine_models.tables.loading import encoded_input
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import PROBLEMS
 from terrine_protocol.problems import PASSING_REASONS, Reason
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 from terrine_server.api.problems import problem
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import read_pool

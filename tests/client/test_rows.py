@@ -28,11 +28,11 @@ from terrine_client.estimator import BoughtAnswers
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol import Column, LabelResponse, LabelResult, Outcome, TableSchema
 from terrine_protocol.base import quantity
-from terrine_protocol.tables import ClippedError
-from terrine_protocol.tables.encoding import encode_frame
+from terrine_protocol.errors import ClippedError
 from terrine_server.app import serving
 from terrine_server.ledger import Ledger
 from terrine_server.settings import Settings
+from terrine_tables.encoding import encode_frame
 
 Ask = tuple[str, str]
 """URL and token."""

@@ -14,7 +14,7 @@ from support.documents import IN_DOCKER, ROOT, blocks, lines
 from support.servers import Composition, composed, docker
 from support.wording import holds
 from terrine_client import Client
-from terrine_protocol.tables.encoding import encode_table
+from terrine_tables.encoding import encode_table
 
 pytestmark = [pytest.mark.docker, pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -16,10 +16,11 @@ from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.estimator import buy
 from terrine_models.tables.loading import load_table
-from terrine_protocol.tables import ClippedError, Column, TableSchema
-from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.errors import ClippedError
+from terrine_protocol.schema import Column, TableSchema
 from terrine_server.app import serving
 from terrine_server.settings import Settings
+from terrine_tables.encoding import encode_frame, encode_table
 
 SCHEMA = TableSchema.model_validate(
     {

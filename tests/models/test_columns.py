@@ -22,8 +22,9 @@ from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import check_table, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import Column, TableSchema, columns
-from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
+from terrine_protocol.schema import Column, TableSchema
+from terrine_tables import columns
+from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
 PARTS = ["days", "year", "month", "weekday"]

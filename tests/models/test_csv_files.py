@@ -11,9 +11,9 @@ import pytest
 from support.tables import written
 from support.wording import says
 from terrine_models.tables.loading import is_table, load_table
-from terrine_protocol.tables import Column, TableSchema
-from terrine_protocol.tables.encoding import encode_table
-from terrine_protocol.tables.files import open_file
+from terrine_protocol.schema import Column, TableSchema
+from terrine_tables.encoding import encode_table
+from terrine_tables.files import open_file
 
 SCHEMA = TableSchema(
     columns=(

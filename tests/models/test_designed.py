@@ -39,7 +39,7 @@ from terrine_models.teachers.people import People, name_digests
 from terrine_models.teachers.shards import TrainingError
 from terrine_models.teachers.training import load_begun_pool, train_ensemble
 from terrine_protocol import HistogramRelease
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 from terrine_server.privacy import Histograms
 
 Count = Callable[[Sequence[Question], Dataset], list[np.ndarray]]

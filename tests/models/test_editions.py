@@ -208,7 +208,7 @@ def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_s_people_are_named_by_their_column(tmp_path: Path) -> None:
     from terrine_models.tables.loading import load_people, load_table
-    from terrine_protocol.tables import Column, TableSchema
+    from terrine_protocol.schema import Column, TableSchema
 
     schema = TableSchema(
         columns=[

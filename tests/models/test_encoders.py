@@ -17,14 +17,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from support.tables import TABLE_ROWS, write_encoder
 from support.wording import refuses
-from terrine_protocol.tables import Column, DataError, Embedding, PublicFile, TableSchema
-from terrine_protocol.tables.encoders import (
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import Column, Embedding, PublicFile, TableSchema
+from terrine_tables.encoders import (
     ENCODERS,
     MAX_TOKENS,
     declare_embedding,
     load_embedding,
 )
-from terrine_protocol.tables.encoding import encode_rows
+from terrine_tables.encoding import encode_rows
 
 LABEL = Column(name="label", role="label", values=("a", "b"))
 SCHEMA = TableSchema(columns=(Column(name="text", role="text", width=256), LABEL))
@@ -229,7 +230,7 @@ def test_the_schema_names_both_files_of_a_transformer(
     for file in (embedding.model, embedding.tokenizer):
         assert file.sha256 == hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
     assert (embedding.model.name, embedding.width) == ("model.onnx", WIDTH)
-    monkeypatch.setattr("terrine_protocol.tables.encoders.known_folders", [])
+    monkeypatch.setattr("terrine_tables.encoders.known_folders", [])
     monkeypatch.setenv(ENCODERS, str(folder))
     write_tokenizer(folder, longest=5)
     load_embedding.cache_clear()

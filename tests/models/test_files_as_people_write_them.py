@@ -22,9 +22,9 @@ from terrine_models.tables.roles import RoleGuess, propose_schema
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, map_class_numbers
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.columns import parse_number
-from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import parse_number
+from terrine_tables.encoding import encode_frame, encode_table
 
 ONE, TWO = "M\u00fcller", "Mu\u0308ller"
 """Müller with one character for ü, and with two."""

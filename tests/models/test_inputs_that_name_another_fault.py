@@ -26,11 +26,11 @@ from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
 from terrine_models.tables.loading import check_table, has_column, is_table, load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables.columns import files_within
-from terrine_protocol.tables.encoding import encode_table, open_table
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.plan import load_votes
 from terrine_server.privacy import ParameterError
+from terrine_tables.columns import files_within
+from terrine_tables.encoding import encode_table, open_table
 
 PIXELS = np.zeros((2, 4), np.uint8)
 OBJECTS = np.array([[{}], [1]], dtype=object)

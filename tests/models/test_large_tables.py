@@ -23,9 +23,10 @@ from terrine_models.tables import roles
 from terrine_models.tables.loading import Table, encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_models.teachers.shards import split
-from terrine_protocol.tables import Column, TableSchema, columns, files
-from terrine_protocol.tables.columns import check_unchanged
-from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.schema import Column, TableSchema
+from terrine_tables import columns, files
+from terrine_tables.columns import check_unchanged
+from terrine_tables.encoding import encode_frame, encode_table
 
 SCHEMA = TableSchema(
     columns=(
@@ -217,7 +218,7 @@ pyarrow.set_io_thread_count(1)
 from pathlib import Path
 from terrine_models.tables.roles import propose_schema
 from terrine_models.tables.loading import load_table
-from terrine_protocol.tables import files
+from terrine_tables import files
 files.BLOCK_BYTES = 2**14
 propose_schema(Path(sys.argv[2]), label="ill")
 status = Path("/proc/self/status").read_text()

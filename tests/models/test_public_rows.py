@@ -17,7 +17,7 @@ from support.wording import holds
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import encoded_input
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.schema import Column, TableSchema
 
 SCHEMA = TableSchema(
     columns=(

@@ -16,7 +16,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables import roles
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema
-from terrine_protocol.tables.columns import check_names
+from terrine_tables.columns import check_names
 
 ROWS = 200
 REPEATED = [i // 4 for i in range(ROWS)]

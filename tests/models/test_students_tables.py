@@ -22,9 +22,9 @@ from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
+from terrine_protocol.schema import TableSchema
 from terrine_server.labeling.pipeline import input_digests
+from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 
 SCHEMA = TableSchema.model_validate(
     {
@@ -124,8 +124,9 @@ LIGHT = """
 import sys
 gone = ("pyarrow", "torch", "pandas", "terrine_models")
 sys.modules |= dict.fromkeys(gone)  # as if they were not installed
-from terrine_protocol.tables import DataError, TableSchema
-from terrine_protocol.tables.encoding import encode_frame, encode_table
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import TableSchema
+from terrine_tables.encoding import encode_frame, encode_table
 schema = TableSchema.model_validate_json(sys.argv[1])
 print(encode_frame({"age": [50], "pulse": [90], "ward": ["1"], "smoker": [True]}, schema).shape)
 try:

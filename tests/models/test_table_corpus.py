@@ -17,8 +17,8 @@ from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import files
-from terrine_protocol.tables.encoding import encode_table
+from terrine_tables import files
+from terrine_tables.encoding import encode_table
 
 
 def places(found: dict[str, Any]) -> dict[str, Any]:

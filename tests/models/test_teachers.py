@@ -32,7 +32,7 @@ from terrine_models.teachers.networks import NetworkTeachers
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.shards import TrainingError, partition_records, teacher_of
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 
 SMALL = Heads(width=40, augmentations=1)
 

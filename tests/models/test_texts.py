@@ -22,9 +22,10 @@ from terrine_models.features.maps import FeatureMap, PublicData, public_features
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_models.tables.loading import encoded_input, load_table
 from terrine_models.tables.roles import propose_schema
-from terrine_protocol.tables import Column, DataError, PublicFile, TableSchema
-from terrine_protocol.tables.encoding import encode_frame, encode_rows, encode_table
-from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, hash_texts
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import Column, PublicFile, TableSchema
+from terrine_tables.encoding import encode_frame, encode_rows, encode_table
+from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, hash_texts
 
 LABEL = Column(name="label", role="label", values=("a", "b"))
 SCHEMA = TableSchema(columns=(Column(name="text", role="text", width=256), LABEL))
@@ -67,7 +68,7 @@ GOLDEN = {
 
 def test_hashes_do_not_depend_on_the_process() -> None:
     code = (
-        "import hashlib; from terrine_protocol.tables.texts import hash_texts;"
+        "import hashlib; from terrine_tables.texts import hash_texts;"
         "print(hashlib.sha256(hash_texts(['fever'], 512).tobytes()).hexdigest()[:16])"
     )
     for seed in ("0", "1"):

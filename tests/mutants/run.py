@@ -34,6 +34,7 @@ PACKAGES = (
     "server/terrine_addons",
     "client/terrine_client",
     "client/terrine_protocol",
+    "client/terrine_tables",
     "models/terrine_models",
 )
 BESIDE = ("tests", "benchmarks", "docs", "README.md", "Makefile")

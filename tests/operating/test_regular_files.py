@@ -22,12 +22,12 @@ from terrine_models.tables.loading import check_table, read_schema
 from terrine_models.teachers.shards import read_partition
 from terrine_protocol.files import MAX_DOCUMENT_BYTES, open_regular_file, read
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables.columns import sha256
 from terrine_server.cli.plan import load_votes
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
+from terrine_tables.columns import sha256
 
 SAYS = ("regular", "pipe", "device")
 KINDS = ["pipe", "device"]

@@ -20,6 +20,7 @@ PACKAGES = (
     "terrine_models",
     "terrine_protocol",
     "terrine_server",
+    "terrine_tables",
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

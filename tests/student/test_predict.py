@@ -19,9 +19,10 @@ from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
 from terrine_models.tables.loading import encoded_input
+from terrine_protocol.errors import ClippedError
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import ClippedError, TableSchema
-from terrine_protocol.tables.encoding import encode_frame
+from terrine_protocol.schema import TableSchema
+from terrine_tables.encoding import encode_frame
 
 SCHEMA = TableSchema.model_validate(
     {

@@ -19,7 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCES = ("server", "client", "models", "migrations", "experiments")
-PACKAGES = ("terrine_protocol", "terrine_client", "terrine_models", "terrine_server")
+PACKAGES = (
+    "terrine_protocol",
+    "terrine_tables",
+    "terrine_client",
+    "terrine_models",
+    "terrine_server",
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -37,11 +37,11 @@ from terrine_protocol import (
     TableSchema,
     TokenCreate,
 )
-from terrine_protocol.tables.encoding import encode_table
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
+from terrine_tables.encoding import encode_table
 
 WARDS = ("cardiology", "geriatrics", "neurology", "surgery")
 COLUMNS = (

@@ -27,7 +27,7 @@ from board import (
 )
 from datasets import TableSource
 from support.wording import holds
-from terrine_protocol.tables import Column, TableSchema
+from terrine_protocol.schema import Column, TableSchema
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])

@@ -29,7 +29,7 @@ from support.wording import holds, says
 from terrine_client import Client, Labels
 from terrine_models.data.images import load_images
 from terrine_models.teachers.kinds import load_manifest
-from terrine_protocol.tables.encoding import encode_table
+from terrine_tables.encoding import encode_table
 
 SIZES = {"private": 600, "pool": 100, "own": 40, "later": 4}
 """Records of the owner's two files, and of the two of which a student asks."""

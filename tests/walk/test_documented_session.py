@@ -40,7 +40,7 @@ NOT_RUN = {
     "terrine quickstart": "asks, and needs a table; test_quickstart.py runs it",
     "TERRINE_URL=": "test_quickstart.py does what is printed",
     "terrine serve": "does not end; here it runs in a process of its own",
-    "from terrine_protocol.tables.encoding import": "needs a table; test_default_way.py has some",
+    "from terrine_tables.encoding import": "needs a table; test_default_way.py has some",
     "from terrine_models.data.images": "needs a folder of pictures; test_default_way.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
     "client.label(frame)": "needs a table; tests/client/test_rows.py",

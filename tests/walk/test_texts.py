@@ -14,7 +14,7 @@ from support.processes import SEED, Terrine
 from support.servers import Machine, serving_process
 from terrine_client import Client
 from terrine_models.tables.loading import read_schema
-from terrine_protocol.tables.encoding import encode_rows
+from terrine_tables.encoding import encode_rows
 
 WORDS = {
     "sun": ["warm", "summer", "beach", "sand", "light", "shade", "swim", "heat"],

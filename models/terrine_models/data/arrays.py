@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import fold, list_names, map_class_numbers, normalize
+from terrine_protocol.errors import DataError as DataError
 from terrine_protocol.files import open_regular_file, read
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.projects import InputSpec as InputSpec
-from terrine_protocol.tables import DataError as DataError
-from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.columns import GrowingArray
+from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import GrowingArray
 
 BLOCK_ROWS = 16_384
 """Rows of a block."""

@@ -60,7 +60,7 @@ from terrine_models.storage.manifests import (
     save_tensors,
 )
 from terrine_protocol.files import write_atomically
-from terrine_protocol.tables import PublicSource
+from terrine_protocol.schema import PublicSource
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

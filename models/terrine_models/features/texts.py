@@ -1,6 +1,6 @@
 """Texts among the columns of a table: what is fitted on those of public rows.
 
-A text is hundreds of numbers of which most are 0 (`terrine_protocol.tables.texts`), so columns are
+A text is hundreds of numbers of which most are 0 (`terrine_tables.texts`), so columns are
 not binned one by one. N-grams weigh by how rare they are among public rows, and their principal
 components (Deerwester et al., "Indexing by Latent Semantic Analysis", JASIS 1990) are scaled
 towards equal variance and to length 1, and so are those of embeddings.

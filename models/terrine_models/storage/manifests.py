@@ -23,10 +23,10 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import save as render_safetensors
 
-from terrine_protocol.base import absent
+from terrine_protocol.base import Record, Sha256, absent, first_problem
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import PublicSource, Record, Sha256, first_problem
+from terrine_protocol.schema import PublicSource
 
 if TYPE_CHECKING:
     import torch

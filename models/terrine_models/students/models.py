@@ -76,10 +76,11 @@ from terrine_models.students.answers import (
     fit_softmax,
 )
 from terrine_models.tables.designed import DesignedPool
+from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import Record, Sha256, TableSchema, first_problem
-from terrine_protocol.tables.encoding import Frame, encode_frame
+from terrine_protocol.schema import TableSchema
+from terrine_tables.encoding import Frame, encode_frame
 
 Threshold = Literal["prior", "accuracy"] | Annotated[float, Field(gt=0, lt=1)]
 """How shares of two classes become labels; see `choose_threshold`."""
@@ -274,7 +275,7 @@ class Student:
     def predict_frame(self, frame: Frame, *, accept_clipped: bool = False) -> Predictions:
         """Class names and probabilities of a data frame's rows, by the student's own schema.
 
-        Frames as for `terrine_protocol.tables.encoding.encode_frame`, and so is what is accepted.
+        Frames as for `terrine_tables.encoding.encode_frame`, and so is what is accepted.
         Raises DataError as that does, and if the student learned from no table.
         """
         if self.model.encoding is None:

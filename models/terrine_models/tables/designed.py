@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_protocol.base import list_names
-from terrine_protocol.tables import Column, TableSchema
-from terrine_protocol.tables.columns import encoded_width
+from terrine_protocol.schema import Column, TableSchema
+from terrine_tables.columns import encoded_width
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ So they come from a schema that the owner wrote, or from a table that the owner 
 never from private rows. A private value that is not in the schema is encoded as "other", a number
 outside the range is clipped to it, and how many there are is said.
 
-Rows without labels are encoded by `terrine_protocol.tables.encoding`, which this module uses.
+Rows without labels are encoded by `terrine_tables.encoding`, which this module uses.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from terrine_models.data.arrays import (
     check_classes,
     remark_on_people,
 )
-from terrine_protocol.base import list_names, normalize
+from terrine_protocol.base import first_problem, list_names, normalize
 from terrine_protocol.files import read
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import TextNumbers
-from terrine_protocol.tables import TableSchema, first_problem
-from terrine_protocol.tables.columns import (
+from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import (
     Encoder,
     GrowingArray,
     Note,
@@ -46,10 +46,10 @@ from terrine_protocol.tables.columns import (
     ignore_note,
     ignore_progress,
 )
-from terrine_protocol.tables.encoding import open_by_schema, open_table
+from terrine_tables.encoding import open_by_schema, open_table
 
 if TYPE_CHECKING:
-    from terrine_protocol.tables.files import TableFile
+    from terrine_tables.files import TableFile
 
 TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test", ".jsonl", ".ndjson"}
 TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}

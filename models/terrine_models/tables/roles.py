@@ -30,7 +30,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import warn
 from terrine_protocol.base import ask_whether_one, fold, list_names, normalize
 from terrine_protocol.names import find_unshown
-from terrine_protocol.tables import (
+from terrine_protocol.schema import (
     FEATURE_ROLES,
     Column,
     Commas,
@@ -40,7 +40,7 @@ from terrine_protocol.tables import (
     PublicSource,
     TableSchema,
 )
-from terrine_protocol.tables.columns import (
+from terrine_tables.columns import (
     DECIMAL_COMMA,
     MISSING_TEXTS,
     THOUSANDS,
@@ -54,7 +54,7 @@ from terrine_protocol.tables.columns import (
     parse_number,
     read_date,
 )
-from terrine_protocol.tables.encoding import open_table
+from terrine_tables.encoding import open_table
 
 
 def _each_of(*texts: str) -> frozenset[str]:
@@ -973,7 +973,7 @@ def _count_values(
         return label in first if columns is None else len(first) == len(columns)
 
     with open_table(path, fits=fits, note=note) as file:
-        from terrine_protocol.tables.arrow import unread_type
+        from terrine_tables.arrow import unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")

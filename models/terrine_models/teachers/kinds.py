@@ -30,7 +30,7 @@ from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
 from terrine_protocol import EnsembleFacts, InputSpec
-from terrine_protocol.tables import Record
+from terrine_protocol.base import Record
 
 __all__ = [
     "EnsembleFormat",

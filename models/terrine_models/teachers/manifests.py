@@ -42,11 +42,11 @@ from terrine_models.storage.manifests import (
     unreadable,
 )
 from terrine_models.teachers.shards import Shards
-from terrine_protocol.base import absent
+from terrine_protocol.base import Record, Sha256, absent
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
 from terrine_protocol.projects import HistogramRelease, ImageFormat
-from terrine_protocol.tables import PublicSource, Record, Sha256, TableSchema
+from terrine_protocol.schema import PublicSource, TableSchema
 
 Trained = dict[str, torch.Tensor]
 """The tensors of a run of teachers."""

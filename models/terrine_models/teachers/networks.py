@@ -32,7 +32,7 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.shards import Shards
-from terrine_protocol.tables import Record
+from terrine_protocol.base import Record
 
 
 class Architecture(Record):

@@ -23,10 +23,11 @@ from pydantic import Field, ValidationError
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, RecordSource
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import Partition
+from terrine_protocol.base import Record, first_problem
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import new_directory, open_regular_file, write_atomically
-from terrine_protocol.tables import Record, TableSchema, first_problem
-from terrine_protocol.tables.columns import GrowingArray, Progress, ignore_progress
+from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import GrowingArray, Progress, ignore_progress
 
 
 class TrainingError(TerrineError):

@@ -34,7 +34,7 @@ from terrine_models.teachers.manifests import (
 )
 from terrine_models.teachers.networks import match_biases
 from terrine_models.teachers.shards import Shards, TrainingError
-from terrine_protocol.tables import PublicSource
+from terrine_protocol.schema import PublicSource
 
 MAX_DEPTH = 16
 """Questions from the root to a leaf, at most."""

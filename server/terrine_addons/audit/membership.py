@@ -47,7 +47,6 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import teacher_of
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol.tables.columns import Progress, ignore_progress
 from terrine_server.findings import AttackFigures, AuditFinding
 from terrine_server.planning.first_project import (
     FirstProject,
@@ -62,6 +61,7 @@ from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
+from terrine_tables.columns import Progress, ignore_progress
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

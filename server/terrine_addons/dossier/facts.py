@@ -50,6 +50,7 @@ PACKAGES = (
     "terrine_server",
     "terrine_addons",
     "terrine_protocol",
+    "terrine_tables",
     "terrine_models",
     "terrine_client",
 )

@@ -27,8 +27,8 @@ from terrine_models.storage.manifests import (
 from terrine_models.teachers.kinds import EnsembleFormat
 from terrine_protocol import EnsembleFacts
 from terrine_protocol import InputSpec as SentInputSpec
+from terrine_protocol.base import Record, Sha256
 from terrine_protocol.files import read, write_atomically
-from terrine_protocol.tables import Record, Sha256
 
 FEDERATION = "federation.json"
 FORMAT: Literal["terrine-federation-1"] = "terrine-federation-1"

@@ -21,9 +21,9 @@ from terrine_addons.federation.federations import (
     save_federation,
 )
 from terrine_models.storage.manifests import StoreError, sha256
+from terrine_protocol.base import first_problem
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.names import find_unshown
-from terrine_protocol.tables import first_problem
 
 QUORUM = 0.75
 """The share of owners that must answer, unless the file says how many."""

@@ -40,8 +40,8 @@ from pydantic import Field, ValidationError, model_validator
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import Name, StoreError
 from terrine_models.teachers.kinds import Reached
+from terrine_protocol.base import Record, first_problem
 from terrine_protocol.files import read
-from terrine_protocol.tables import Record, first_problem
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import EnsembleRecord

@@ -15,13 +15,13 @@ from terrine_models.tables.loading import Table, encoded_input, is_table, read_s
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
 from terrine_protocol.base import quantity
-from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.options import NewEnsemble
 from terrine_server.cli.reading import note, parse_classes
 from terrine_server.progress import stages_bar
 from terrine_server.settings import Settings
+from terrine_tables.encoding import encode_table
 
 
 def import_(

@@ -32,11 +32,10 @@ from pydantic import Field
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
-from terrine_protocol.base import list_names, map_class_numbers, normalize
+from terrine_protocol.base import Record, list_names, map_class_numbers, normalize
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
-from terrine_protocol.tables import Record
-from terrine_protocol.tables.encoders import messages_in
+from terrine_tables.encoders import messages_in
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),

@@ -59,8 +59,9 @@ from terrine_models.teachers.manifests import (
     teacher_kind,
 )
 from terrine_models.teachers.shards import check_new
+from terrine_protocol.base import Sha256
 from terrine_protocol.files import new_directory
-from terrine_protocol.tables import Sha256, TableSchema
+from terrine_protocol.schema import TableSchema
 
 LOADING_SECONDS = 600.0
 """How long a process may take to start, and to load one model."""

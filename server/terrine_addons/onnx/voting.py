@@ -24,7 +24,7 @@ from terrine_addons.onnx.models import (
     send,
 )
 from terrine_models.data.arrays import InputSpec
-from terrine_protocol.tables import Record
+from terrine_protocol.base import Record
 
 OUT_OF_MEMORY_EXIT_CODE = 3
 """The exit code after a model wanted more memory."""

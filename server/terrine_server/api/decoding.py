@@ -30,12 +30,13 @@ from numpy.typing import NDArray
 
 from terrine_protocol import EnsembleFacts, TableSchema
 from terrine_protocol.base import column_name, quantity
-from terrine_protocol.tables import DataError, Embedding
-from terrine_protocol.tables.columns import check_names, encoded_width
-from terrine_protocol.tables.encoders import Embed, embed_texts
-from terrine_protocol.tables.encoding import columns_of, encode_columns
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import Embedding
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.pipeline import check_batch, check_shape
+from terrine_tables.columns import check_names, encoded_width
+from terrine_tables.encoders import Embed, embed_texts
+from terrine_tables.encoding import columns_of, encode_columns
 
 MAX_HEADER_BYTES = 1024
 """Bytes of a .npy header or of a zip directory; ours need about 100."""

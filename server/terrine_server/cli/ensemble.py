@@ -28,7 +28,6 @@ from terrine_models.teachers.shards import ShardSummary
 from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
 from terrine_protocol.base import quantity
 from terrine_protocol.names import show_name
-from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
     as_json,
@@ -46,6 +45,7 @@ from terrine_server.owner.editions import records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.progress import teachers_bar
 from terrine_server.settings import Settings
+from terrine_tables.columns import Note
 
 PARTITION_SEED = 0
 """Whose shard is whose is no secret."""

@@ -16,7 +16,6 @@ from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import quantity
-from terrine_protocol.tables.encoding import encode_table
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.ledger import open_current_ledger
 from terrine_server.cli.options import Yes
@@ -25,6 +24,7 @@ from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner import editions
 from terrine_server.owner.editions import EditionChange
 from terrine_server.settings import Settings
+from terrine_tables.encoding import encode_table
 
 
 def forget(

@@ -16,7 +16,6 @@ from rich.table import Table
 from terrine_models.data.arrays import Dataset, read_arrays
 from terrine_protocol.files import replacing
 from terrine_protocol.names import show_name
-from terrine_protocol.tables.columns import Note
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
 from terrine_server.cli.options import SPEC, EnsembleName, mechanism_text, parse_spec
@@ -30,6 +29,7 @@ from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY, Consensus
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 from terrine_server.settings import Settings
+from terrine_tables.columns import Note
 
 if TYPE_CHECKING:
     from terrine_models.teachers.ensemble import Agreement

@@ -35,7 +35,7 @@ from terrine_models.teachers.training import load_begun_pool, train_ensemble
 from terrine_protocol import EnsembleRegister, HistogramRelease, ProjectOpen, Role, TokenCreate
 from terrine_protocol.base import normalize
 from terrine_protocol.files import write_atomically
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 from terrine_server.cli import ensemble, reading, serve
 from terrine_server.cli.console import (
     as_json,

@@ -49,23 +49,17 @@ from terrine_models.tables.loading import (
     read_schema,
 )
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
-from terrine_protocol.base import list_names, normalize, quantity
+from terrine_protocol.base import first_problem, list_names, normalize, quantity
+from terrine_protocol.errors import ClippedError
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
-from terrine_protocol.tables import (
-    ClippedError,
-    Column,
-    DateOrder,
-    Embedding,
-    TableSchema,
-    first_problem,
-)
-from terrine_protocol.tables.columns import Note, Progress, ignore_progress, parse_number
-from terrine_protocol.tables.encoders import declare_embedding
-from terrine_protocol.tables.encoding import encode_table
+from terrine_protocol.schema import Column, DateOrder, Embedding, TableSchema
 from terrine_server.cli.console import command_text, console, errors, fail, say, writing
 from terrine_server.progress import stages_bar
+from terrine_tables.columns import Note, Progress, ignore_progress, parse_number
+from terrine_tables.encoders import declare_embedding
+from terrine_tables.encoding import encode_table
 
 Inputs: TypeAlias = NDArray[np.generic]
 MAX_SHOWN_COLUMNS = 200

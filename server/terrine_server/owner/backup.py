@@ -34,6 +34,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError
 from sqlalchemy import Engine
 
+from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import (
     MAX_DOCUMENT_BYTES,
@@ -43,7 +44,6 @@ from terrine_protocol.files import (
     sync_directory,
     write_atomically,
 )
-from terrine_protocol.tables import Record, Sha256, first_problem
 from terrine_protocol.transparency import Checkpoint, Note, NoteError
 from terrine_server.errors import Conflict, DatabaseUnavailable, NotSealed, SchemaMismatch
 from terrine_server.ledger import Action, Ledger, check_schema, connect, copies, upgrade

@@ -38,7 +38,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol.tables import TableSchema
+from terrine_protocol.schema import TableSchema
 from terrine_server.planning.first_project import (
     FITTED_FEATURES,
     MAX_FITTED_NOISE,

@@ -25,8 +25,8 @@ from terrine_models.storage.manifests import StoreError, sha256
 from terrine_models.students.models import Student
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.projects import TextNumbers
-from terrine_protocol.tables import TableSchema
-from terrine_protocol.tables.texts import hash_texts
+from terrine_protocol.schema import TableSchema
+from terrine_tables.texts import hash_texts
 
 NAMES = tuple(f"class {letter}" for letter in "abcdefghijklmnopqrstuvwxyzäöüß<&")
 

@@ -25,17 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name, quote_text
+from terrine_protocol.errors import ClippedError, DataError
 from terrine_protocol.files import open_regular_file
-from terrine_protocol.tables import (
-    FEATURE_ROLES,
-    ClippedError,
-    Column,
-    DataError,
-    DateOrder,
-    TableSchema,
-)
-from terrine_protocol.tables.encoders import Embed, embed_texts
-from terrine_protocol.tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
+from terrine_protocol.schema import FEATURE_ROLES, Column, DateOrder, TableSchema
+from terrine_tables.encoders import Embed, embed_texts
+from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
 TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")

@@ -1,4 +1,4 @@
-"""Tables: how the rows of a table become numbers. Owners store it, and students encode by it."""
+"""The schema of a table: how rows become numbers. Owners store it, and students encode by it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from datetime import date, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from terrine_protocol.base import ShortRepr, absent, column_name, normalize
-from terrine_protocol.errors import TerrineError
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
+from terrine_protocol.base import Record, Sha256, absent, column_name, normalize
 
 FEATURE_ROLES = ("numeric", "categorical", "boolean", "ordinal", "date", "text")
 """Roles of columns that are encoded."""
@@ -28,27 +24,6 @@ Encoder = Literal["hashed", "embedding"]
 DEFAULT_TEXT_WIDTH = 2048
 MAX_EMBEDDING_WIDTH = 4096
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
-
-
-class DataError(TerrineError):
-    """Data cannot be used; the message says which file, where in it, and what was expected."""
-
-
-class ClippedError(DataError):
-    """More than a tenth of a column is clipped to the schema's range, or missing, or all of it."""
-
-
-class Record(ShortRepr):
-    """Base of what is stored as well as sent: immutable, finite, with unknown fields forbidden."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return where the first problem of a document is, and what it is."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the document"
-    return f"at {where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def range_names(edges: Sequence[float]) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.tables import Column, DataError
-from terrine_protocol.tables.columns import CodedValues, Values
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import Column
+from terrine_tables.columns import CodedValues, Values
 
 _UNREAD = (bytes, bytearray, memoryview, tuple, frozenset, complex)
 """What is no value of a table, although it can be compared."""
@@ -55,7 +56,7 @@ def read_rows(values: Any, start: int, stop: int, column: Column, what: str) -> 
 
 
 def _read_arrow(array: Any, column: Column, what: str) -> Values:
-    from terrine_protocol.tables.arrow import code_array, read_typed
+    from terrine_tables.arrow import code_array, read_typed
 
     typed = read_typed(array, column)
     return code_array(array, what) if typed is None else typed

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import column_name
+from terrine_protocol.errors import DataError
 from terrine_protocol.names import show_name
-from terrine_protocol.tables import DataError, TableSchema
-from terrine_protocol.tables.columns import (
+from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import (
     GO_ON,
     Encoder,
     GrowingArray,
@@ -31,11 +32,11 @@ from terrine_protocol.tables.columns import (
     ignore_progress,
     rows_at_a_time,
 )
-from terrine_protocol.tables.encoders import Embed, embed_texts
-from terrine_protocol.tables.frames import check_column, read_rows
+from terrine_tables.encoders import Embed, embed_texts
+from terrine_tables.frames import check_column, read_rows
 
 if TYPE_CHECKING:
-    from terrine_protocol.tables.files import TableFile
+    from terrine_tables.files import TableFile
 
 
 class Frame(Protocol):
@@ -133,7 +134,7 @@ def columns_of(
 def open_table(path: Path, **options: Any) -> Iterator[TableFile]:
     """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
     try:
-        from terrine_protocol.tables.files import open_file
+        from terrine_tables.files import open_file
     except ImportError:
         raise DataError(
             f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from terrine_protocol.tables import Column, DataError
-from terrine_protocol.tables.columns import CodedValues, Values
+from terrine_protocol.errors import DataError
+from terrine_protocol.schema import Column
+from terrine_tables.columns import CodedValues, Values
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from terrine_protocol.errors import DataError
 from terrine_protocol.files import read
-from terrine_protocol.tables import MAX_EMBEDDING_WIDTH, DataError, Embedding, PublicFile
+from terrine_protocol.schema import MAX_EMBEDDING_WIDTH, Embedding, PublicFile
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
-from terrine_protocol.tables import Column
-from terrine_protocol.tables.encoders import Embed, embed_texts
+from terrine_protocol.schema import Column
+from terrine_tables.encoders import Embed, embed_texts
 
 MAX_TEXT_CHARACTERS = 10_000
 """Characters of a text that are read; what follows is cut off."""

@@ -30,10 +30,11 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from terrine_protocol.base import column_name, list_names, quantity, quote_text
+from terrine_protocol.errors import DataError
 from terrine_protocol.files import open_regular_file
-from terrine_protocol.tables import Column, DataError, TableSchema
-from terrine_protocol.tables.arrow import code_array, read_typed
-from terrine_protocol.tables.columns import (
+from terrine_protocol.schema import Column, TableSchema
+from terrine_tables.arrow import code_array, read_typed
+from terrine_tables.columns import (
     DECIMAL_COMMA,
     MISSING_TEXTS,
     THOUSANDS,
