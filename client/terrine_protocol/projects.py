@@ -145,14 +145,6 @@ class EnsembleFacts(Reply):
             "together. Absent where each record counts by itself.",
         ),
     ] = None
-    aggregator_sigma: Annotated[
-        float | None,
-        Field(
-            exclude_if=absent,
-            description="Of owners whose votes no one sees: σ of the noise, in votes, that a "
-            "second server adds to every count.",
-        ),
-    ] = None
     encoding: Annotated[
         TableSchema | None,
         Field(

@@ -381,7 +381,7 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
             answer = problem(scope, slug, "A detail.", {"reason": reason})
             assert ("Retry-After" in answer.headers) == (reason in PASSING_REASONS)
             assert f"`{reason}`" in said or reason not in PASSING_REASONS
-    if slug in STATUS_OF_PROBLEM:  # what witnesses, owners and their aggregators refuse
+    if slug in STATUS_OF_PROBLEM:  # what witnesses and owners refuse
         short = _render_short(Refusal(slug, "A detail."))
         assert isinstance(short, JSONResponse)
         assert ("Retry-After" in short.headers) == waits

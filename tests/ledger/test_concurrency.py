@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from support import processes
+from support.databases import migrated
 from support.ledgers import answered, open_project
-from support.processes import at_once
+from support.processes import at_once, until
+from support.wording import refuses
+from support.workers import take_turn
 from terrine_protocol import ProjectStatus
-from terrine_server.errors import ProjectClosed, ServiceError
-from terrine_server.ledger import Ledger
+from terrine_server.errors import DatabaseUnavailable, ProjectClosed, ServiceError
+from terrine_server.ledger import Ledger, connect, database
 
 
 @pytest.fixture
@@ -74,3 +81,46 @@ def test_a_project_closed_while_charging_keeps_what_was_paid(ledger: Ledger) -> 
     at_once(6, work)
     assert ledger.ensemble("mnist").population.reserved == ledger.project("study").cap_spent
     assert ledger.verify("study").ok
+
+
+@pytest.mark.usefixtures("each_database_url")
+def test_a_turn_ends_with_its_process_and_is_of_one_project(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrated(database_url).dispose()
+    taken = tmp_path / "taken"
+    process = processes.start(take_turn, database_url, 7, str(taken))
+    until(taken.exists)
+    patient = connect(database_url)
+    with database.project_lock(patient, 8):
+        pass
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.3)
+    engine = connect(database_url, statement_seconds=0.3)
+    with refuses(DatabaseUnavailable, "busy"), database.project_lock(engine, 7):
+        raise AssertionError("two have it")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    monkeypatch.setattr(database, "BUSY_SECONDS", 30)
+    with database.project_lock(patient, 7):
+        pass
+    with refuses(ValueError, "within"), database.project_lock(patient, 7):
+        raise ValueError("within")
+    with database.project_lock(patient, 7):
+        pass
+    for each in (engine, patient):
+        each.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(database_url: str) -> None:
+    """The connection that holds it is cut while it is held: the block ends as if nothing was."""
+    engine, other = connect(database_url), connect(database_url)
+    migrated(database_url).dispose()
+    with database.project_lock(engine, 7), other.begin() as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+        connection.exec_driver_sql(cut)
+    with database.project_lock(other, 7):
+        pass
+    engine.dispose()
+    other.dispose()

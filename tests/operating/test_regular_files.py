@@ -105,7 +105,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "student label": lambda path: ("student", *AT, "label", path, "--out", "labels.npz"),
     "student's token": lambda path: ("student", *AT, "--token-file", path, "budget"),
     "plan": lambda path: ("plan", "gnmax", "--votes", path, "--votes-are", "public"),
-    "aggregator": lambda path: ("federation", "make-aggregator", path, "districts"),
 }
 
 
@@ -113,8 +112,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
 def test_a_command_says_in_a_line_what_is_no_file(
     command: str, irregular: Callable[[str], Path], terrine: Terrine
 ) -> None:
-    if command == "aggregator":
-        pytest.importorskip("terrine_addons.federation")
     refused = terrine(*COMMANDS[command](irregular("named")), TERRINE_TOKEN="terrine_x").refused
     holds(refused, *SAYS)
     assert "named" in refused

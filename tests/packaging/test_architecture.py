@@ -75,7 +75,7 @@ def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:
 CAUGHT = {
     "_NeedTile": "in the client's reading of tiles",
     "StaleRecord": "by the ledger, which charges again",
-    "InferenceError": "where owners and aggregators reply to each other",
+    "InferenceError": "where owners' servers and the service read each other",
     "ReplyTooLarge": "where an owner's reply is read",
 }
 """Exceptions that nobody outside sees, and where they are caught."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from terrine_addons.federation.settings import SmallServer, TeacherServer
+from terrine_addons.federation.settings import TeacherServer
 from terrine_protocol import PROBLEMS
 from terrine_server.cli import command_line
 from terrine_server.settings import Settings
@@ -29,10 +29,10 @@ name is nearly a setting's, is an error. `make reference` writes this page.
 | variable | default | meaning |
 |---|---|---|
 """
-SMALL = """
-## The server of an owner, and of an aggregator
+OWNER = """
+## The server of an owner
 
-`terrine federation serve-teacher` takes all of these, with port 8100, and `serve-aggregator` four.
+`terrine federation serve-teacher` takes these.
 
 | variable | default | meaning |
 |---|---|---|
@@ -63,15 +63,14 @@ def pages() -> dict[str, str]:
 def settings_page() -> str:
     """Return a table of every field of `Settings`: variable, default, description."""
 
-    def rows(kind: type[Settings | SmallServer], known: type[SmallServer] | None = None) -> str:
+    def rows(kind: type[Settings | TeacherServer]) -> str:
         return "".join(
             f"| `TERRINE_{name.upper()}` | {f'`{field.default}`' if field.default else ''} "
             f"| {field.description} |\n"
             for name, field in kind.model_fields.items()
-            if known is None or name not in known.model_fields
         )
 
-    return f"{SETTINGS}{rows(Settings)}{SMALL}{rows(SmallServer)}{rows(TeacherServer, SmallServer)}"
+    return f"{SETTINGS}{rows(Settings)}{OWNER}{rows(TeacherServer)}"
 
 
 def problems_page() -> str:

@@ -464,8 +464,6 @@ CENTRAL = "The owner holds the records and what votes for them, and adds the noi
 MODELS = {
     "remote": "The owners keep their teachers, which vote on their machines; the service sees the "
     "votes, and adds the noise.",
-    "shared": "The owners keep their teachers, and split each vote between two servers, each of "
-    "which adds noise; no one sees a vote, unless the two collude.",
 }
 UNITS = {"record": "Record-level", "person": "Person-level", "teacher": "Teacher-level"}
 COMPOSITION = {

@@ -6,16 +6,14 @@ ADDON = Addon(
     commands={
         "federation": (
             "terrine_addons.federation.commands:app",
-            "Let owners vote who keep their teachers; be one, or the server that hides votes.",
+            "Let owners vote who keep their teachers, or be one of them.",
         ),
     },
     ensembles="terrine_addons.federation.federations:Federations",
     voters={
         "remote": "terrine_addons.federation.voters:remote_voters",
-        "shared": "terrine_addons.federation.voters:make_shared_voters",
+        # Of earlier releases: refused by `load_federation`, with what to do.
+        "shared": "terrine_addons.federation.voters:remote_voters",
     },
-    probes={
-        "remote": "terrine_addons.federation.voters:reach",
-        "shared": "terrine_addons.federation.voters:reach",
-    },
+    probes={"remote": "terrine_addons.federation.voters:reach"},
 )

@@ -3,8 +3,7 @@
 A directory holds `federation.json` in place of a manifest and weights, and may hold the
 certificates that owners are known by (`OWNER.pem`) and the tokens that they ask for (`OWNER.token`,
 not part of the federation, so that they can be replaced). The federation is fixed once the ensemble
-is registered: its digest identifies the ensemble. With an aggregator in it, owners split their
-votes between two servers.
+is registered: its digest identifies the ensemble.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import (
@@ -27,7 +26,7 @@ from terrine_models.storage.manifests import (
 from terrine_models.teachers.kinds import EnsembleFormat
 from terrine_protocol import EnsembleFacts
 from terrine_protocol import InputSpec as SentInputSpec
-from terrine_protocol.base import Record, Sha256
+from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
 
 FEDERATION = "federation.json"
@@ -39,13 +38,20 @@ LARGEST_TOKEN = 4096
 Tensor = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Peer(Record):
-    """A server elsewhere, and what it is known by."""
+class Owner(Record):
+    """One owner, who casts one vote with a model of their own, and their server."""
 
     name: Name
     url: Annotated[str, Field(max_length=2000)]
     certificate: Sha256 | None = None
     """Of `NAME.pem`: the only certificates that this server is trusted by."""
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    input: Tensor = "input"
+    """Name of the model's input tensor."""
+    output: Tensor | None = None
+    """Name of the output tensor with labels or scores; null for the only one."""
+    binary: bool = False
+    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
 
     @model_validator(mode="after")
     def _url_is_safe(self) -> Self:
@@ -57,26 +63,6 @@ class Peer(Record):
         if parts.scheme == "http" and self.certificate is not None:
             raise ValueError(f"{self.url!r}: a certificate is for https")
         return self
-
-
-class Owner(Peer):
-    """One owner, who casts one vote with a model of their own."""
-
-    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-    input: Tensor = "input"
-    """Name of the model's input tensor."""
-    output: Tensor | None = None
-    """Name of the output tensor with labels or scores; null for the only one."""
-    binary: bool = False
-    """Whether inputs are sent as bytes (the protocol's binary extension), which is faster."""
-
-
-class AggregatorAddress(Peer):
-    """The second server, which another party runs: with it, nobody sees a vote."""
-
-    name: Name = "aggregator"
-    sigma: Annotated[float, Field(gt=0, le=10_000)]
-    """Of the noise that it adds to every count, in votes."""
 
 
 class Federation(Record):
@@ -96,23 +82,23 @@ class Federation(Record):
     """An owner whose answer has not come by then casts no vote on that batch."""
     quorum: Annotated[int, Field(ge=1)]
     """Owners that must answer; with fewer, nothing is answered and nothing charged."""
-    aggregator: AggregatorAddress | None = None
-    """With it, owners split their votes: docs/addons/federation-two-servers.md."""
+    aggregator: Annotated[None, Field(exclude=True)] = None
+    """Earlier releases wrote here by which second server votes were added up, or null."""
     salt: Sha256
     """Random. Students see the federation's digest, and must not find out addresses by guessing."""
 
-    @property
-    def peers(self) -> tuple[Peer, ...]:
-        """Every server that is asked."""
-        return self.owners if self.aggregator is None else (*self.owners, self.aggregator)
+    @field_validator("aggregator", mode="before")
+    @classmethod
+    def _has_no_aggregator(cls, given: object) -> None:
+        if given is not None:
+            raise ValueError(
+                "votes are no longer added up by a second server. If the owners agree that this "
+                "service sees them, gather the owners from a file without [aggregator]"
+            )
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
         names = [owner.name for owner in self.owners]
-        if self.aggregator is not None and self.aggregator.name in names:
-            raise ValueError(
-                f"an owner must not be called {self.aggregator.name}, as the aggregator is"
-            )
         if len(set(names)) < len(names):
             raise ValueError("owners must have different names")
         if len({(owner.url.rstrip("/"), owner.model) for owner in self.owners}) < len(names):
@@ -136,10 +122,15 @@ def load_federation(directory: Path) -> Federation:
     try:
         federation = Federation.model_validate_json(data)
     except ValidationError as error:
+        if any(each["loc"] == ("aggregator",) for each in error.errors()):
+            raise StoreError(
+                f"{directory / FEDERATION}: {first_problem(error)}, under another name, and close "
+                "the projects of this ensemble."
+            ) from None
         raise unreadable(directory / FEDERATION, data, FORMAT, error) from None
-    for peer in federation.peers:
-        if peer.certificate is not None:
-            read_verified(directory, f"{peer.name}.pem", peer.certificate)
+    for owner in federation.owners:
+        if owner.certificate is not None:
+            read_verified(directory, f"{owner.name}.pem", owner.certificate)
     return federation
 
 
@@ -156,14 +147,12 @@ class Federations(EnsembleFormat):
     def facts(self, directory: Path) -> tuple[int, EnsembleFacts]:
         """How many units all owners have together, and what students see of the ensemble."""
         federation = load_federation(directory)
-        aggregator = federation.aggregator
         return federation.units, EnsembleFacts(
-            kind="shared" if aggregator else "remote",
+            kind="remote",
             input=SentInputSpec.model_validate(federation.input),
             classes=list(federation.classes),
             teachers=len(federation.owners),
             disjoint_by=federation.disjoint_by,
-            aggregator_sigma=aggregator.sigma if aggregator else None,
         )
 
     def digest(self, directory: Path) -> str:
@@ -181,9 +170,9 @@ def save_federation(directory: Path, federation: Federation) -> None:
     write_atomically(Path(directory) / FEDERATION, data)
 
 
-def peer_token(directory: Path, peer: Peer) -> str | None:
-    """The token that a server asks for, or None. Raises StoreError."""
-    path = Path(directory) / f"{peer.name}.token"
+def owner_token(directory: Path, owner: Owner) -> str | None:
+    """The token that an owner's server asks for, or None. Raises StoreError."""
+    path = Path(directory) / f"{owner.name}.token"
     return read_token(path) if path.exists() else None
 
 

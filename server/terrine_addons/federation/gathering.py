@@ -13,11 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from terrine_addons.federation.federations import (
-    AggregatorAddress,
     Federation,
     Owner,
-    Peer,
-    peer_token,
+    owner_token,
     save_federation,
 )
 from terrine_models.storage.manifests import StoreError, sha256
@@ -41,16 +39,9 @@ def create_federation(file: Path, name: str, directory: Path) -> Federation:
     owners = document.pop("owner", None)
     if not isinstance(owners, list) or not all(isinstance(each, dict) for each in owners):
         raise StoreError(f"{file} names no owners: expected a table [[owner]] for each.")
-    aggregator = document.pop("aggregator", None)
-    if aggregator is not None and not isinstance(aggregator, dict):
-        raise StoreError(f"{file}: expected a table [aggregator], with url and sigma.")
     directory.mkdir(mode=0o700, parents=True)
     try:
-        made = [_copy_credentials(Owner, file, directory, dict(each)) for each in owners]
-        if aggregator is not None:
-            document["aggregator"] = _copy_credentials(
-                AggregatorAddress, file, directory, {"name": "aggregator", **aggregator}
-            )
+        made = [_copy_credentials(file, directory, dict(each)) for each in owners]
         given = {
             "name": name,
             "quorum": ceil(QUORUM * len(made)),
@@ -64,8 +55,8 @@ def create_federation(file: Path, name: str, directory: Path) -> Federation:
             raise StoreError(f"{file}: {first_problem(error)}.") from None
         if wrong := find_unshown(federation.classes):
             raise StoreError(f"{file}: {wrong}.")
-        for peer in federation.peers:
-            peer_token(directory, peer)
+        for owner in federation.owners:
+            owner_token(directory, owner)
         save_federation(directory, federation)
     except BaseException:  # also an interrupt: half a federation is of no use
         shutil.rmtree(directory, ignore_errors=True)
@@ -82,15 +73,13 @@ def _read(file: Path) -> dict[str, Any]:
         raise StoreError(f"{file} is not a TOML file: {error}.") from None
 
 
-def _copy_credentials(
-    kind: type[Peer], file: Path, directory: Path, entry: dict[str, Any]
-) -> Mapping[str, Any]:
-    """Copy the certificate and token that a peer's entry names; return the entry without them."""
+def _copy_credentials(file: Path, directory: Path, entry: dict[str, Any]) -> Mapping[str, Any]:
+    """Copy the certificate and token that an owner's entry names; return the rest of it."""
     certificate, token = entry.pop("certificate", None), entry.pop("token_file", None)
     try:
-        kind.model_validate(entry, strict=False)  # its name is safe as that of a file
+        Owner.model_validate(entry, strict=False)  # its name is safe as that of a file
     except ValidationError as error:
-        what = f"{kind.__name__.lower()} {entry.get('name', 'without a name')}"
+        what = f"owner {entry.get('name', 'without a name')}"
         raise StoreError(f"{file}: {what}: {first_problem(error)}.") from None
     for given, suffix in ((certificate, "pem"), (token, "token")):
         if given is None:

@@ -1,19 +1,15 @@
 """One owner's server: answers the service that gathers votes, and nobody else.
 
 Its answers are not private: they are what a model trained on private records says. Only who has the
-token gets them. With an aggregator, nobody does: each answer is one of two shares, and the other
-goes to the aggregator (docs/addons/federation-two-servers.md).
+token gets them.
 """
 
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 import structlog
 from anyio import CapacityLimiter, to_thread
@@ -24,8 +20,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from terrine_addons.federation import voters
-from terrine_addons.federation.voters import TERMS, AggregatorTerms, InferenceError
+from terrine_addons.federation.inference import (
+    DATATYPES,
+    HEADER_LENGTH,
+    InferenceError,
+    decode_inputs,
+    encode_response,
+)
 from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import VotingError
@@ -37,38 +38,16 @@ log = structlog.get_logger("terrine")
 MAX_BODY_BYTES = 64 * 2**20
 """Of a request's body."""
 LIMITS = limits_for(1)
-AGGREGATOR_SECONDS = 30.0
-"""How long the aggregator is waited for; the service that asks may wait less."""
-
-
-@dataclass(frozen=True)
-class AgreedAggregator:
-    """An aggregator, and the terms that this owner agreed to: nothing is shared under others."""
-
-    http: httpx.AsyncClient
-    terms: AggregatorTerms
 
 
 class Teacher:
     """An ensemble in a directory, as one teacher: it votes as most of its teachers do."""
 
-    def __init__(
-        self, directory: Path, model: str, token: str, aggregator: AgreedAggregator | None = None
-    ) -> None:
-        """Verify and load it. With an aggregator, it splits its votes. Raises StoreError."""
+    def __init__(self, directory: Path, model: str, token: str) -> None:
+        """Verify and load it. Raises StoreError."""
         self.ensemble = Ensemble.load(directory)
-        classes = len(self.ensemble.manifest.classes)
-        if aggregator is not None and aggregator.terms.classes != classes:
-            raise StoreError(
-                f"The aggregator's terms are for {aggregator.terms.classes} classes, and "
-                f"{directory} votes for {classes}: the aggregator would count several votes as "
-                "one, or none at all. The parties must agree on terms for one number of classes "
-                "and make an aggregator of these."
-            )
         self.model = model
         self._token = token.encode()
-        self._aggregator = aggregator
-        self._terms = "" if aggregator is None else aggregator.terms.digest()
         self._voting = CapacityLimiter(1)
 
     def app(self, limits: Limits = LIMITS) -> Starlette:
@@ -81,7 +60,6 @@ class Teacher:
                 Route(f"{model}/ready", self._alive),
                 Route(model, self._metadata),
                 Route(f"{model}/infer", self._infer, methods=["POST"]),
-                Route(f"{model}/share", self._share, methods=["POST"]),
             ],
             middleware=[Middleware(Guard, limits, MAX_BODY_BYTES, self._caller)],
         )
@@ -99,7 +77,7 @@ class Teacher:
         spec = self.ensemble.manifest.input
         tensor = {
             "name": "input",
-            "datatype": voters.DATATYPES[spec.dtype],
+            "datatype": DATATYPES[spec.dtype],
             "shape": [-1, *spec.shape],
         }
         label = {"name": "label", "datatype": "INT64", "shape": [-1]}
@@ -108,61 +86,25 @@ class Teacher:
         )
 
     async def _infer(self, request: Request) -> Response:
-        if self._aggregator is not None:
-            return _refuse(403, "This teacher shows its votes to nobody: ask it for shares.")
-        found = await self._voted(request)
-        if isinstance(found, Response):
-            return found
-        return Response(voters.encode_response(self.model, found), media_type="application/json")
-
-    async def _share(self, request: Request) -> Response:
-        if self._aggregator is None:
-            return _refuse(403, "This teacher knows no aggregator to share its votes with.")
-        name = request.headers.get(voters.ROUND, "")
-        if re.fullmatch(voters.ROUND_NAME, name) is None:
-            return _refuse(400, f"{voters.ROUND} names no round: expected 32 hexadecimal digits.")
-        found = await self._voted(request)
-        if isinstance(found, Response):
-            return found
-        ours, aggregators = voters.split_votes(found, len(self.ensemble.manifest.classes))
-        try:
-            kept = await self._aggregator.http.put(
-                f"v1/rounds/{name}/share",
-                content=voters.encode_share(aggregators),
-                headers={
-                    TERMS: self._terms,
-                    voters.SHAPE: voters.shape_of(aggregators),
-                },
-                timeout=AGGREGATOR_SECONDS,
-            )
-        except httpx.HTTPError as error:
-            return _refuse(
-                502, f"The aggregator cannot be reached: {type(error).__name__}: {error}"
-            )
-        if kept.status_code != 204:
-            return _refuse(502, f"The aggregator refuses the share: {kept.text[:300]}")
-        return Response(voters.encode_share(ours), media_type="application/octet-stream")
-
-    async def _voted(self, request: Request) -> NDArray[np.int64] | Response:
-        """Return the labels `[B]` that a request asks for, or its refusal."""
         if not self._allowed(request):
             return _refuse(401, "This needs the token of this teacher (Authorization: Bearer).")
         body = await request.body()
-        head = request.headers.get(voters.HEADER_LENGTH)
+        head = request.headers.get(HEADER_LENGTH)
         if head is not None and not head.isdecimal():
-            return _refuse(400, f"{voters.HEADER_LENGTH} is not a number of bytes.")
+            return _refuse(400, f"{HEADER_LENGTH} is not a number of bytes.")
         length = None if head is None else int(head)
         try:
-            return await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
+            found = await to_thread.run_sync(self._labels, body, length, limiter=self._voting)
         except InferenceError as error:
             return _refuse(400, f"The request is refused: {error}.")
         except (VotingError, StoreError) as error:
             log.warning("imported teachers did not vote", cause=str(error))
             return _refuse(503, "The teachers did not vote. Retry later.")
+        return Response(encode_response(self.model, found), media_type="application/json")
 
     def _labels(self, body: bytes, header_length: int | None) -> NDArray[np.int64]:
         spec = self.ensemble.manifest.input
-        x = voters.decode_inputs(body, header_length, spec)
+        x = decode_inputs(body, header_length, spec)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise InferenceError("inputs that are not finite")
         chosen: NDArray[np.int64] = self.ensemble.votes(x.astype(spec.dtype)).argmax(axis=1)

@@ -560,8 +560,8 @@ def show_ensemble(
         typer.Option(
             "--verify",
             help="First check every file against the digests in the manifest. Owners who keep "
-            "their teachers are asked about one blank input, and an aggregator for its terms. "
-            "Exits with code 1 if files differ, owners are fewer than the quorum, or terms others.",
+            "their teachers are asked about one blank input. Exits with code 1 if files differ or "
+            "owners are fewer than the quorum.",
         ),
     ] = False,
 ) -> None:

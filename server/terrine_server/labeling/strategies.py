@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from terrine_server.errors import EnsembleUnavailable, InvalidQuery
 from terrine_server.labeling.voters import Neighbourhood, Voters, get_full_tallies
-from terrine_server.ledger import SHARED, Ledger, ProjectRecord, SpentAccounts
+from terrine_server.ledger import Ledger, ProjectRecord, SpentAccounts
 from terrine_server.privacy import (
     Accounts,
     InteractiveGNMax,
     Mechanism,
     Neighbours,
-    NoisyVotes,
     ParameterError,
     Released,
     build_mechanism,
@@ -35,9 +34,9 @@ from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANC
 class Vote:
     """What was cast on queries. Secret.
 
-    `voted`: the v queries that were voted on, ascending. `counts`: int64[v, m], or sums as
-    uint32[v, m] (`SharedVotes`). `exhausted`: the queries on which no vote is taken. `accounts`:
-    what units have spent afterwards, where they have accounts.
+    `voted`: the v queries that were voted on, ascending. `counts`: int64[v, m].
+    `exhausted`: the queries on which no vote is taken. `accounts`: what units have spent
+    afterwards, where they have accounts.
     """
 
     voted: Sequence[int]
@@ -128,29 +127,6 @@ class VoteStrategy:
         )
 
 
-class SharedVotes(VoteStrategy):
-    """Takes sums of votes that nobody sees: a second server adds them up, and adds noise.
-
-    It counts each query that it is asked, whether it is charged here or not. Nobody can check that
-    a sum is one vote per teacher; the price of noisy_votes holds for any.
-    """
-
-    exclusive = True
-
-    def vote(self, queries: np.ndarray) -> Vote:
-        """Take the sums for canonical inputs `[B, …]`. Raises `EnsembleUnavailable`."""
-        return Vote(range(len(queries)), self.voters.votes(self.project.ensemble, queries))
-
-    def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
-        """Draw the outcomes of sums `[B, m]`. Raises `EnsembleUnavailable`."""
-        if not isinstance(self.mechanism, NoisyVotes):
-            raise EnsembleUnavailable(
-                f"{self.mechanism.name} needs votes, and nobody sees the votes of this ensemble: "
-                "it answers projects with noisy_votes alone. Nothing was charged."
-            )
-        return self.mechanism.release_shared(counts)
-
-
 @dataclass(frozen=True)
 class AccountVotes(VoteStrategy):
     """Takes the votes of people near each query, as far as their accounts allow.
@@ -237,8 +213,7 @@ def strategy_of(project: ProjectRecord, ledger: Ledger, voters: Voters) -> VoteS
     mechanism = mechanism_of(project)
     if isinstance(mechanism, Neighbours):
         return AccountVotes(project, mechanism, ledger, voters)
-    kind = SharedVotes if project.ensemble.facts.kind == SHARED else VoteStrategy
-    return kind(project, mechanism, ledger, voters)
+    return VoteStrategy(project, mechanism, ledger, voters)
 
 
 def mechanism_of(project: ProjectRecord) -> Mechanism:

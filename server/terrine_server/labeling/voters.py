@@ -127,8 +127,7 @@ class Voters(Protocol):
     def votes(self, record: EnsembleRecord, inputs: np.ndarray) -> np.ndarray:
         """Return the teachers' vote counts for canonical inputs `[B, …]` as int64 `[B, m]`.
 
-        Where nobody sees votes, sums as uint32 `[B, m]`: counts modulo 2³², with the aggregator's
-        noise. Raises `EnsembleUnavailable`.
+        Raises `EnsembleUnavailable`.
         """
 
     def neighbourhood(self, record: EnsembleRecord) -> Neighbourhood:

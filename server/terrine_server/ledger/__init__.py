@@ -31,7 +31,6 @@ from terrine_server.ledger.migrating import (
 from terrine_server.ledger.projects import Maintenance, NewProject, RestoredProjects
 from terrine_server.ledger.records import (
     NEIGHBOURS,
-    SHARED,
     ChargedBatch,
     ChargeRecord,
     Edition,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property
-from math import hypot
 from typing import Any
 
 from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
@@ -23,8 +22,6 @@ from terrine_server.privacy import (
     VoteOutcome,
 )
 
-SHARED = "shared"
-"""The kind of an ensemble whose owners split their votes between two servers: see `labeling`."""
 NEIGHBOURS = "neighbours"
 """The kind of an ensemble whose units vote themselves, and have accounts in each project."""
 
@@ -218,12 +215,8 @@ class ProjectRecord:
 
     @property
     def noise_sigma(self) -> float | None:
-        """The σ of the noise in its entries' counts, in votes; None if it releases no counts.
-
-        An aggregator's noise is in it, though nobody is charged for that.
-        """
-        charged = next(iter(self._sigma_of_counts.values()), None)
-        return charged and hypot(charged, self.ensemble.facts.aggregator_sigma or 0.0)
+        """The σ of the noise in its entries' counts, in votes; None if it releases no counts."""
+        return next(iter(self._sigma_of_counts.values()), None)
 
     @cached_property
     def _sigma_of_counts(self) -> dict[str, float]:

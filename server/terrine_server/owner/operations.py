@@ -29,7 +29,6 @@ from terrine_protocol.names import find_unshown
 from terrine_server.errors import CapExceeded, Conflict, Forbidden, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
-    SHARED,
     Action,
     Actor,
     EnsembleRecord,
@@ -326,7 +325,6 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
         mechanism = build_mechanism(
             spec, teachers=ensemble.facts.teachers, classes=len(ensemble.facts.classes)
         )
-        _check_shared(ensemble, mechanism)
         _check_neighbours(ensemble, mechanism)
         publishing = _publishing(request, spec, mechanism, ensemble)
         budget = request.epsilon, request.delta
@@ -361,16 +359,6 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     quoted = quote_project(ledger, request)
     with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
         return ledger.open_project(quoted.project(request), by)
-
-
-def _check_shared(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
-    """Raise `ParameterError` if a mechanism needs votes, and nobody sees those of the ensemble."""
-    if ensemble.facts.kind == SHARED and not isinstance(mechanism, NoisyVotes):
-        raise ParameterError(
-            f"{mechanism.name} needs votes, and nobody sees the votes of {ensemble.name}: its "
-            "owners split them between two servers. Use noisy_votes, whose price holds for the "
-            "noisy counts that the two open together."
-        )
 
 
 def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:

@@ -23,7 +23,8 @@ from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
 from support.processes import PATIENCE_SECONDS, until
 from support.wording import refuses
-from terrine_addons.federation import voters
+from terrine_addons.federation import inference
+from terrine_addons.federation.connections import ask, make_client
 from terrine_addons.federation.federations import (
     Federation,
     Owner,
@@ -33,8 +34,6 @@ from terrine_addons.federation.federations import (
 )
 from terrine_addons.federation.voters import (
     RemoteVoters,
-    ask,
-    make_client,
     requests_for,
     substitute_vote,
 )
@@ -168,7 +167,7 @@ class EndsEveryOtherRequest(BaseHTTPRequestHandler):
             return
         self.answered += 1
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = voters.encode_response("owner-0", np.full(4, 3))
+        body = inference.encode_response("owner-0", np.full(4, 3))
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -209,7 +208,7 @@ STARTS = {
 def test_owners_who_flood_or_dribble_make_no_other_owner_absent() -> None:
     """Of 40, four flood for as long as they are read, and one sends a byte now and then."""
     labels, x = np.arange(4), np.zeros((4, 8, 8), np.uint8)
-    good = voters.encode_response("owner", labels)
+    good = inference.encode_response("owner", labels)
     over = asyncio.Event()
 
     async def bad(kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -315,9 +314,9 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
     spec = digits.manifest.input.model_copy(update={"dtype": dtype})
     x = np.random.default_rng(0).integers(0, 16, (5, 8, 8)).astype(dtype) * np.float32(0.3)
     x = x.astype(dtype)
-    body, headers = voters.encode_request(x, "input", None, binary)
-    length = headers.get(voters.HEADER_LENGTH)
-    found = voters.decode_inputs(body, int(length) if length else None, spec)
+    body, headers = inference.encode_request(x, "input", None, binary)
+    length = headers.get(inference.HEADER_LENGTH)
+    found = inference.decode_inputs(body, int(length) if length else None, spec)
     assert found.dtype == x.dtype
     assert (found == x).all()
 
@@ -345,8 +344,8 @@ def test_inputs_arrive_as_they_were_sent(digits: Ensemble, binary: bool, dtype: 
 def test_malformed_requests_say_what_is_expected(
     digits: Ensemble, body: bytes, length: int | None, says: str
 ) -> None:
-    with refuses(voters.InferenceError, *says.split()):
-        voters.decode_inputs(body, length, digits.manifest.input)
+    with refuses(inference.InferenceError, *says.split()):
+        inference.decode_inputs(body, length, digits.manifest.input)
 
 
 @pytest.mark.slow

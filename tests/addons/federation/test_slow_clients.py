@@ -1,4 +1,4 @@
-"""Half-sent heads and bodies on the servers of aggregators and owners, as on the service."""
+"""Half-sent heads and bodies on the servers of owners, as on the service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -20,31 +19,25 @@ from starlette.applications import Starlette
 from support.data import DigitsEnsemble
 from support.processes import PATIENCE_SECONDS, until
 from support.servers import certified
-from terrine_addons.federation import aggregator as aggregators
-from terrine_addons.federation import voters
-from terrine_addons.federation.aggregator import Aggregator
-from terrine_addons.federation.federations import read_token
+from terrine_addons.federation.inference import encode_request
 from terrine_addons.federation.teacher import Teacher
-from terrine_addons.federation.voters import TERMS, AggregatorTerms
 from terrine_server.serving import Limits, bounds, listening
 from terrine_server.serving.bounds import SPARE_CONNECTIONS, limits_for, uvicorn_options
 
+PATH = "/v2/models/digits/infer"
 TOKEN = "a-token-of-more-than-twenty-characters"
 SHORT = replace(limits_for(4), keep_alive_seconds=1, body_seconds=1)
 LONG = replace(limits_for(4), keep_alive_seconds=600, body_seconds=600)
 ROWS = 4
-HEADS = (b"", b"POST /v1/rou", b"GET / HTTP/1.1\r\nHost: terrine\r\nX-A: ")
+HEADS = (b"", b"POST /v2/mod", b"GET / HTTP/1.1\r\nHost: terrine\r\nX-A: ")
 """Of these, none is complete."""
 
 
 @dataclass(frozen=True)
 class Small:
-    """A server of a known party, and a request with a body that it answers with 200 or 204."""
+    """An owner's server, and a request with a body that it answers with 200."""
 
     url: str
-    method: str
-    path: str
-    token: str
     body: bytes
     headers: dict[str, str]
     trusted: ssl.SSLContext | None = None
@@ -58,7 +51,7 @@ class Small:
 
     def head(self, length: int, token: str | None = None) -> bytes:
         lines = [
-            f"{self.method} {self.path} HTTP/1.1",
+            f"POST {PATH} HTTP/1.1",
             "Host: terrine",
             f"Content-Length: {length}",
         ]
@@ -68,14 +61,13 @@ class Small:
 
     def status(self) -> int:
         """Send the request, and return the status of the reply."""
-        headers = {**self.headers, "Authorization": f"Bearer {self.token}"}
-        path = self.path.replace("0" * 32, voters.new_round())
+        headers = {**self.headers, "Authorization": f"Bearer {TOKEN}"}
         verify = True if self.trusted is None else self.trusted
         with httpx.Client(base_url=self.url, verify=verify, timeout=PATIENCE_SECONDS) as http:
-            return http.request(self.method, path, content=self.body, headers=headers).status_code
+            return http.post(PATH, content=self.body, headers=headers).status_code
 
     def answers(self) -> None:
-        assert self.status() in (200, 204)
+        assert self.status() == 200
 
 
 @contextmanager
@@ -100,31 +92,16 @@ def listening_on(app: Starlette, limits: Limits, pem: Path | None) -> Iterator[s
 
 @contextmanager
 def small(kind: str, limits: Limits, directory: Path, ensemble: DigitsEnsemble) -> Iterator[Small]:
-    """Run the server of an aggregator of three owners, or that of an owner."""
+    """Run the server of an owner."""
     pem = certified(directory, "tls") if kind.endswith("TLS") else None
     trusted = None if pem is None else ssl.create_default_context(cafile=pem)
-    if kind.startswith("aggregator"):
-        given = {"owners": ["a", "b", "c"], "classes": 10, "sigma": 4, "epsilon": 50, "delta": 1e-6}
-        terms = AggregatorTerms.model_validate(given)
-        aggregators.make(terms, directory / "party")
-        made = Aggregator(directory / "party")
-        token = read_token(directory / "party" / aggregators.OWNERS / "a.token")
-        share = np.zeros((ROWS, 10), np.uint32)
-        headers = {TERMS: terms.digest(), voters.SHAPE: voters.shape_of(share)}
-        path = f"/v1/rounds/{'0' * 32}/share"
-        with listening_on(made.app(limits), limits, pem) as url:
-            yield Small(url, "PUT", path, token, voters.encode_share(share), headers, trusted)
-    else:
-        teacher = Teacher(ensemble.directory, "digits", TOKEN)
-        body, headers = voters.encode_request(ensemble.public[:ROWS], "input", None, binary=True)
-        path = "/v2/models/digits/infer"
-        with listening_on(teacher.app(limits), limits, pem) as url:
-            yield Small(url, "POST", path, TOKEN, body, headers, trusted)
+    teacher = Teacher(ensemble.directory, "digits", TOKEN)
+    body, headers = encode_request(ensemble.public[:ROWS], "input", None, binary=True)
+    with listening_on(teacher.app(limits), limits, pem) as url:
+        yield Small(url, body, headers, trusted)
 
 
-KINDS = pytest.mark.parametrize(
-    "kind", ["aggregator", "owner", "aggregator over TLS", "owner over TLS"]
-)
+KINDS = pytest.mark.parametrize("kind", ["owner", "owner over TLS"])
 
 
 def closes(one: socket.socket) -> bool:
@@ -146,7 +123,7 @@ def test_half_sent_heads_are_closed(
         for number, one in enumerate(opened):
             one.sendall(HEADS[number % 3])
         assert all(closes(one) for one in opened)
-        until(server.status, lambda status: status in (200, 204))  # a busy one may be late too
+        until(server.status, lambda status: status == 200)  # a busy one may be late too
 
 
 @KINDS
@@ -167,74 +144,38 @@ def test_half_sent_bodies_are_refused(
 ) -> None:
     """Of a stranger before they are read, of others once they are late; then they are closed."""
     with small(kind, SHORT, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        for token, status in ((None, b" 401 "), (server.token, b" 408 ")):
+        for token, status in ((None, b" 401 "), (TOKEN, b" 408 ")):
             one = stack.enter_context(server.connect())
             one.sendall(server.head(len(server.body), token) + server.body[:-1])
             assert status in one.recv(30)
             assert closes(one)
-        until(server.status, lambda status: status in (200, 204))  # a busy one may be late too
+        until(server.status, lambda status: status == 200)  # a busy one may be late too
 
 
-@pytest.mark.parametrize("kind", ["aggregator", "owner"])
 def test_requests_in_progress_of_unauthenticateds_leave_places_for_those_with_a_token(
-    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble
+    tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
     """Also those whose refusals are on their way, and those of the one token, which has half."""
-    with small(kind, LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
+    with small("owner", LONG, tmp_path, digits_ensemble) as server, ExitStack() as stack:
         for _ in range(LONG.connections + SPARE_CONNECTIONS):
             one = stack.enter_context(server.connect())
             one.sendall(server.head(len(server.body)))
         server.answers()
 
 
-@pytest.mark.parametrize("kind", ["aggregator", "owner"])
 def test_refusals_that_are_free_to_repeat_are_answered_slowly(
-    kind: str, tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "REFUSAL_SECONDS", 600.0)
-    with small(kind, LONG, tmp_path, digits_ensemble) as server, closing(server.connect()) as one:
+    with (
+        small("owner", LONG, tmp_path, digits_ensemble) as server,
+        closing(server.connect()) as one,
+    ):
         one.sendall(server.head(len(server.body)) + server.body)
         server.answers()
         one.setblocking(False)
         with pytest.raises(BlockingIOError):
             one.recv(1)
-
-
-def test_one_owner_s_shares_in_flight_leave_memory_for_those_of_others(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble
-) -> None:
-    share, limits = 40_000, replace(LONG, held_bytes=20 * 40_000)
-    with small("aggregator", limits, tmp_path, digits_ensemble) as server, ExitStack() as stack:
-        wires = [stack.enter_context(server.connect()) for _ in range(24)]
-        for number, one in enumerate(wires):
-            head = server.head(share, server.token).replace(b"0" * 32, b"%032x" % number)
-            one.sendall(head + bytes(share - 1))
-        refused = list[bytes]()
-        for one in wires:
-            one.setblocking(False)
-
-        def answered() -> int:
-            for one in wires:
-                try:
-                    refused.append(one.recv(30))
-                except (BlockingIOError, ConnectionError):
-                    continue
-            return sum(b" 503 " in each for each in refused)
-
-        until(answered, lambda count: count >= 24 - 10)
-        other = read_token(tmp_path / "party" / aggregators.OWNERS / "b.token")
-        replace(server, token=other).answers()
-
-
-def test_a_share_that_no_round_can_have_is_refused_by_its_head(
-    tmp_path: Path, digits_ensemble: DigitsEnsemble
-) -> None:
-    with (
-        small("aggregator", LONG, tmp_path, digits_ensemble) as server,
-        closing(server.connect()) as one,
-    ):
-        one.sendall(server.head(2 << 20, server.token))
-        assert b" 413 " in one.recv(30)
 
 
 def test_who_does_not_begin_tls_is_closed(

@@ -12,7 +12,7 @@ from support.data import DigitsEnsemble
 from support.processes import Terrine
 from support.servers import certified, small_server
 from support.wording import holds
-from terrine_addons.federation import voters
+from terrine_addons.federation import inference
 from terrine_addons.federation.federations import load_federation
 from terrine_addons.federation.voters import probe
 
@@ -58,20 +58,20 @@ def test_owners_serve_their_teachers_and_are_gathered(
 
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=good)) as http:
             x = digits_ensemble.public[:8]
-            body, headers = voters.encode_request(x, "input", None, binary=True)
+            body, headers = inference.encode_request(x, "input", None, binary=True)
             infer = "/v2/models/digits/infer"
             assert http.post(infer, content=body, headers=headers).status_code == 401
             assert http.get("/v2/models/digits").status_code == 401
             http.headers["Authorization"] = f"Bearer {TOKEN}"
             assert http.get("/v2/models/digits").json()["inputs"][0]["shape"] == [-1, 8, 8]
             answer = http.post(infer, content=body, headers=headers)
-            labels = voters.decode_labels(answer.content, None, 8, 10)
+            labels = inference.decode_labels(answer.content, None, 8, 10)
             assert (labels == digits_ensemble.public_labels[:8]).mean() > 0.7
             bad = http.post(infer, content=body[:-1], headers=headers)
             assert bad.status_code == 400
             holds(bad.json()["error"], "header")
             assert http.post(infer, content=b"{", headers={}).status_code == 400
-            headers[voters.HEADER_LENGTH] = "-1"
+            headers[inference.HEADER_LENGTH] = "-1"
             assert http.post(infer, content=body, headers=headers).status_code == 400
 
 
@@ -80,6 +80,13 @@ def test_owners_serve_their_teachers_and_are_gathered(
     [
         ("owner = 3", "owners"),
         ("[[owner", "TOML"),
+        (
+            "aggregator = {url = 'https://a.example', sigma = 9}\nclasses = ['a', 'b']\nunits = 9\n"
+            "disjoint_by = 'x'\n[input]\nshape = [2]\ndtype = 'float32'\nlow = 0\nhigh = 1\n"
+            "[[owner]]\nname = 'a'\nurl = 'http://localhost:9'\nmodel = 'm'\n"
+            "[[owner]]\nname = 'b'\nurl = 'http://localhost:9'\nmodel = 'n'",
+            "[aggregator] second server",
+        ),
         ("[[owner]]\nname = '../x'", "owner ../x: name"),
         ("[[owner]]\nname = 'a'\nurl = 'https://a.example'", "owner a: model"),
         (

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from terrine_server.privacy.events import CostEvent, GaussianNoisyCounts
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
 from terrine_server.privacy.noise import Entropy, discrete_gaussian
@@ -63,15 +60,3 @@ class NoisyVotes:
         votes = full_tallies(counts, self.teachers, self.classes)
         noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
         return Released.all_counted(votes + noise)
-
-    def release_shared(self, sums: NDArray[np.uint32], entropy: Entropy = os.urandom) -> Released:
-        """Answer each row of sums, uint32[B, m]: counts modulo 2³² to which others added what they
-        liked, as long as it does not depend on the vote that moves.
-
-        The noise comes before any decoding, so what is released is a function of the counts with
-        noise, whatever was added: docs/addons/federation-two-servers.md, theorem 2.
-        """
-        if sums.dtype != np.uint32 or sums.ndim != 2 or sums.shape[1] != self.classes:
-            raise ValueError(f"Sums must be of type uint32 and shape [B, {self.classes}].")
-        noise = discrete_gaussian(self.sigma).sample(sums.shape, entropy).astype(np.uint32)
-        return Released.all_counted((sums + noise).view(np.int32).astype(np.int64))
