@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -18,7 +17,6 @@ from packaging.requirements import Requirement
 
 from support.ledgers import CONFIDENT, answered, open_ledger, open_project
 from support.processes import run_program
-from support.servers import LOG, policy_text
 from support.wording import holds
 from terrine_models.students.models import Student
 
@@ -146,24 +144,6 @@ def test_an_auditor_finds_what_was_altered_in_an_export(export: Path) -> None:
 def test_an_auditor_measures_the_mechanisms() -> None:
     done = run(COMMAND, ("auditor",), "audit", "mechanisms", "--quick", "--seed", "1")
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
-
-
-def test_whoever_gets_a_dossier_checks_it_as_a_witness_would(tmp_path: Path) -> None:
-    sign = pytest.importorskip("terrine_addons.dossier.signing").sign
-    folder, policy = tmp_path / "dossier", tmp_path / "policy"
-    folder.mkdir()
-    (folder / "dossier.html").write_text("<h1>Dossier</h1>")
-    sign(folder, LOG, datetime(2026, 3, 1, tzinfo=UTC))
-    policy.write_text(policy_text())
-    check = ("dossier", "--check", folder, "--policy", policy)
-    done = run(COMMAND, ("signatures",), *check)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "made 2026-03-01" in done.stdout
-    (folder / "dossier.html").write_text("<h1>Another</h1>")
-    holds(run(COMMAND, ("signatures",), *check).stderr, "dossier.html", "altered")
-    policy.write_text("quorum")
-    holds(run(COMMAND, ("signatures",), *check).stderr, "policy", 1)
-    assert "'.[signatures]'" in run(COMMAND, (), *check[:3]).stderr
 
 
 def test_an_image_has_all_that_any_module_imports() -> None:

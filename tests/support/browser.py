@@ -35,7 +35,6 @@ from support.clients import npy
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.servers import Owner, installed
-from terrine_models.addons import addons
 from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.ledger import Ledger
@@ -130,7 +129,6 @@ SCREENS = (
     "/open?ensemble=digits&mechanism=immutable",
     "/projects/study",
     "/projects/study/close",
-    *(["/projects/study/dossier"] if "dossier" in addons() else []),
     "/requests",
     "/tokens",
     "/ensembles",

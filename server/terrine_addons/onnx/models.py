@@ -751,7 +751,7 @@ def check(path: Path, request: CheckRequest, probe: NDArray[np.generic]) -> File
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a regular file of at most `LARGEST`. Raises ModelError or OSError."""
+    """The bytes of a regular file of at most `MAX_FILE_BYTES`. Raises ModelError or OSError."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if found.st_size > MAX_FILE_BYTES:

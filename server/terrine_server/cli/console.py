@@ -311,8 +311,6 @@ def _extra(words: list[str]) -> str:
             return "auditor"
         case ["witness", *_]:
             return "witness"
-        case ["dossier", *words] if any(word.startswith("--check") for word in words):
-            return "signatures"  # of the dossier: no ledger is there
         case _:
             return "server"
 

@@ -66,7 +66,6 @@ KEPT_PATTERNS = (
     "checkpoint.key*",
     "checkpoint.signed*",
     "policy",
-    "dossier.toml",
 )
 """Files of the data directory, beside the ensembles, that nothing else could bring back."""
 PLAN = "plan.json"
