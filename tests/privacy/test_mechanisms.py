@@ -241,7 +241,7 @@ SECRET = {
 """What functions between votes and their charge call what follows from votes."""
 BETWEEN: dict[str, list[str]] = {
     **{f"privacy/mechanisms/{name}.py": [] for name in ("base", *mechanisms.MECHANISMS)},
-    "privacy/noise.py": ["noisy_max", "sample", "_locate"],
+    "privacy/noise.py": ["add_noise", "noisy_max", "sample", "_locate"],
     "privacy/numbers.py": ["full_tallies", "check_counts_shape"],
     "privacy/published.py": ["places", "values", "_statistic", "union_bound"],
     "labeling/voters.py": ["get_full_tallies", "record_weights", "_check_weights"],

@@ -1,4 +1,7 @@
-"""Exact integer noise from the operating system's randomness.
+"""Exact noise from the operating system's randomness: all noise is drawn and added here.
+
+    noisy = add_noise(counts, discrete_gaussian(sigma), entropy)
+    labels = noisy_max(counts, discrete_laplace(gamma), entropy)
 
 A table holds the cumulative distribution of the noise as 256-bit integers. A draw is one uniform
 256-bit integer, looked up in the table: every draw takes the same work, with no floating-point
@@ -22,6 +25,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 
+import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,10 +97,26 @@ class NoiseTable:
         return rows.astype(np.int64) - self.reach
 
 
+def add_noise(values: NDArray[np.int64], noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:
+    """Return whole numbers of any shape, each with fresh noise of its own."""
+    noisy: NDArray[np.int64] = values + noise.sample(values.shape, entropy)
+    return noisy
+
+
 def noisy_max(counts: NDArray[np.int64], noise: NoiseTable, entropy: Entropy) -> NDArray[np.int64]:
     """Return argmax_j (counts_j + fresh noise) of each row; ties go to the lowest class."""
-    winners: NDArray[np.int64] = (counts + noise.sample(counts.shape, entropy)).argmax(axis=1)
+    winners: NDArray[np.int64] = add_noise(counts, noise, entropy).argmax(axis=1)
     return winners
+
+
+def draw_normal(exact: mpmath.MPContext, entropy: Entropy) -> mpmath.mpf:
+    """Return Z ~ N(0, 1) in the arithmetic of `exact`, from one uniform integer of 256 bits."""
+    data = entropy(BITS // 8)
+    if len(data) != BITS // 8:
+        raise RuntimeError("The source of randomness returned too few bytes; nothing was drawn.")
+    # 2u − 1 with u = (k + ½)/2²⁵⁶, exactly.
+    centred = exact.ldexp(2 * int.from_bytes(data) + 1 - (1 << BITS), -BITS)
+    return exact.sqrt(2) * exact.erfinv(centred)
 
 
 @lru_cache(maxsize=16)

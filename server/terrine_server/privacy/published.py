@@ -46,7 +46,7 @@ from terrine_server.privacy.events import (
 )
 from terrine_server.privacy.mechanisms.base import VoteOutcome
 from terrine_server.privacy.mechanisms.stable import distance_to_instability
-from terrine_server.privacy.noise import BITS, Entropy
+from terrine_server.privacy.noise import BITS, Entropy, draw_normal
 from terrine_server.privacy.numbers import (
     COST_UNITS,
     MARGIN,
@@ -136,14 +136,9 @@ class BoundRelease:
         """
         if not (0 <= spend.cost < math.inf and 0 < spend.smooth_sensitivity < math.inf):
             raise ParameterError("A spend has a finite cost ≥ 0 and smooth sensitivity > 0.")
-        data = entropy(BITS // 8)
-        if len(data) != BITS // 8:
-            raise RuntimeError("The source of randomness returned too few bytes; nothing drawn.")
         exact = mpmath.MPContext()  # our own: any thread may change the global one's precision
         exact.prec = PRECISION
-        # 2u − 1 with u = (k + ½)/2²⁵⁶, exactly.
-        centred = exact.ldexp(2 * int.from_bytes(data) + 1 - (1 << BITS), -BITS)
-        normal = exact.sqrt(2) * exact.erfinv(centred)
+        normal = draw_normal(exact, entropy)
         scale = exact.mpf(spend.smooth_sensitivity) * self.sigma
         bound = exact.mpf(spend.cost) + scale * (normal + self.z)
         steps = int(exact.ceil(bound * COST_UNITS / GRID))

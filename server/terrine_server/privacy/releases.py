@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.privacy.events import ReleasedCounts
-from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.parameters import ParameterError, check_sigma
 
 MAX_RELEASED = 1_000_000
@@ -69,8 +69,7 @@ class Histograms:
         """Return the histograms, int64[C] each, with noise. Raises ValueError for other shapes."""
         if [each.shape for each in histograms] != [(cells,) for cells in self.cells]:
             raise ValueError("these are not histograms of these cells")
-        noise = discrete_gaussian(self.sigma).sample((sum(self.cells),), entropy)
-        whole = np.concatenate(histograms) + noise
+        whole = add_noise(np.concatenate(histograms), discrete_gaussian(self.sigma), entropy)
         return np.split(whole, np.cumsum(self.cells)[:-1])
 
 

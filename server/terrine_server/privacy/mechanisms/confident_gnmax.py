@@ -15,7 +15,7 @@ from terrine_server.privacy.events import (
     GaussianThreshold,
 )
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
-from terrine_server.privacy.noise import Entropy, discrete_gaussian, noisy_max
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
     check_answer_share,
@@ -99,8 +99,6 @@ class ConfidentGNMax:
     ) -> Released:
         """Answer or abstain for each row of counts, int64[B, m]; both draw the same noise."""
         votes = full_tallies(counts, self.teachers, self.classes)
-        noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
+        tested = add_noise(votes.max(axis=1), discrete_gaussian(self.sigma1), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
-        return Released.where(
-            votes.max(axis=1) + noise >= self.threshold, labels, VoteOutcome.ABSTAINED
-        )
+        return Released.where(tested >= self.threshold, labels, VoteOutcome.ABSTAINED)

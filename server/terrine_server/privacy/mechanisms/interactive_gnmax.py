@@ -12,7 +12,7 @@ import numpy as np
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import threshold_events
-from terrine_server.privacy.noise import Entropy, discrete_gaussian, noisy_max
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
     ParameterError,
@@ -115,10 +115,9 @@ class InteractiveGNMax:
                 f"{len(votes)} queries came with {len(student)} rows of probabilities."
             )
         difference = (votes - self.canonical_baseline(student)).max(axis=1)
-        noise = discrete_gaussian(self.sigma1).sample((len(votes),), entropy)
+        tested = add_noise(difference, discrete_gaussian(self.sigma1), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
-        passed = difference + noise >= self.threshold
-        released = Released.where(passed, labels, VoteOutcome.ABSTAINED)
+        released = Released.where(tested >= self.threshold, labels, VoteOutcome.ABSTAINED)
         return released.reinforced(student.max(axis=1) > self.confidence, student.argmax(axis=1))
 
     def _check_probabilities(self, probabilities: Probabilities) -> Probabilities:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.events import CostEvent, NeighbourCounts
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
-from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, check_counts_shape
 from terrine_server.privacy.parameters import (
     MAX_COUNTED_CLASSES,
@@ -203,5 +203,5 @@ class Neighbours:
         what is returned is sent.
         """
         check_counts_shape(counts, self.classes)
-        noise = discrete_gaussian(self.sigma).sample(counts.shape, entropy)
-        return Released.all_counted(counts.astype(np.int64) + noise)
+        noise = discrete_gaussian(self.sigma)
+        return Released.all_counted(add_noise(counts.astype(np.int64), noise, entropy))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from terrine_server.privacy.events import CostEvent, GaussianNoisyCounts
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
-from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
     MAX_COUNTED_CLASSES,
@@ -58,5 +58,4 @@ class NoisyVotes:
         Ties go to the lowest class. A noisy count may be negative, or exceed the teachers.
         """
         votes = full_tallies(counts, self.teachers, self.classes)
-        noise = discrete_gaussian(self.sigma).sample(votes.shape, entropy)
-        return Released.all_counted(votes + noise)
+        return Released.all_counted(add_noise(votes, discrete_gaussian(self.sigma), entropy))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.events import CostEvent, StabilityTest
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
-from terrine_server.privacy.noise import Entropy, discrete_gaussian
+from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
     ParameterError,
@@ -94,6 +94,6 @@ class StableArgmax:
     ) -> Released:
         """Answer with the exact winner or abstain, for each row of counts, int64[B, m]."""
         votes = full_tallies(counts, self.teachers, self.classes)
-        noise = discrete_gaussian(self.sigma).sample((len(votes),), entropy)
-        passed = distance_to_instability(votes) + noise >= self.threshold
+        noise = discrete_gaussian(self.sigma)
+        passed = add_noise(distance_to_instability(votes), noise, entropy) >= self.threshold
         return Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED)
