@@ -22,7 +22,7 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
     sigma_for_rows,
 )
-from terrine_server.planning.opening import max_queries, small_budget_warning
+from terrine_server.planning.opening import small_budget_warning
 from terrine_server.privacy import Account, build_mechanism, quote
 
 TERMS = {
@@ -53,7 +53,7 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     for price in terms.prices.values():
         assert f"{price.cost:,}" in said
     holds(said, f"{terms.affordable(account):,}", "least")
-    holds(said, f"{max_queries(terms, account):,}", "most")
+    holds(said, f"{terms.most_admitted(account):,}", "most")
     taken = (cap.population.reserved + terms.cap_budget) / cap.population.cap
     holds(said, f"{taken:.1%}", "cap")
     assert says(said, "student", "little") == (small_budget_warning(terms, 10) is not None)
@@ -391,5 +391,5 @@ def test_most_queries_is_what_fits_if_all_are_cheap() -> None:
         cheap = min(terms.prices.values(), key=lambda price: price.cost)
         while terms.admits(account):
             account, paid = account.plus(cheap), paid + 1
-        assert max_queries(terms, Account()) == paid
+        assert terms.most_admitted(Account()) == paid
         assert terms.affordable(Account()) <= paid

@@ -30,7 +30,6 @@ from support.ledgers import (
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, connect, history
-from terrine_server.planning.opening import max_queries
 
 
 def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: str) -> None:
@@ -188,5 +187,4 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     figure = published.figure + terms.schedule.price.cost
     assert spent[now.charges] == figure + 40 * each == now.spent
     assert sum(day.get(Outcome.PUBLISHED, 0) for day in found.days.values()) == 1
-    assert max_queries(terms, now.account) is not None, "its δ limits it"
     assert open_again(database_url).history("study") == found

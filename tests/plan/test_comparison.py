@@ -8,7 +8,8 @@ import pytest
 
 from support.processes import Terrine
 from support.wording import holds
-from terrine_server.planning.opening import Consensus, Votes, choose
+from terrine_server.planning.expected import Consensus, Votes
+from terrine_server.planning.opening import choose
 from terrine_server.planning.plan import compare, plan
 from terrine_server.privacy import Account, ParameterError, Rule, build_mechanism, cap_order
 
@@ -19,7 +20,9 @@ SMALL = ("--teachers", "100", "--epsilon", "2")
 @pytest.fixture(autouse=True)
 def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search over less noise and more, of which any parameters will do."""
-    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
+    monkeypatch.setattr(
+        "terrine_server.privacy.mechanisms.registration.NOISE_SHARES", (0.02, 0.06, 0.2)
+    )
 
 
 def test_each_mechanism_takes_part_with_its_own_best_plan() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.wording import refuses
-from terrine_server.planning.opening import (
+from terrine_server.planning.expected import (
     Consensus,
     NoiseModel,
     Votes,

@@ -12,13 +12,13 @@ import pytest
 
 from support.reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
-from terrine_server.planning.opening import Consensus, Votes, choose, expected_answers
+from terrine_server.planning.expected import Consensus, Votes
+from terrine_server.planning.opening import choose, expected_answers
 from terrine_server.planning.plan import (
     DataDependent,
     Plan,
     PublishingPlan,
     choose_schedule,
-    default_grid,
     plan,
     specifications,
 )
@@ -46,7 +46,9 @@ DELTA = 1e-5
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search over less noise and more, of which any parameters will do."""
-    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
+    monkeypatch.setattr(
+        "terrine_server.privacy.mechanisms.registration.NOISE_SHARES", (0.02, 0.06, 0.2)
+    )
 
 
 def synthetic(teachers: int, *levels: Consensus, classes: int = 10) -> Votes:
@@ -357,7 +359,9 @@ def test_more_publications_help_where_they_are_cheap() -> None:
 def test_the_default_grid_fits_ensembles_of_any_size(name: str, teachers: int) -> None:
     specs = specifications(name, teachers, DELTA, {})
     assert 1 < len(specs) < 200 or teachers < 10
-    assert default_grid(name, teachers, DELTA).keys() == {k for k in specs[0] if k != "name"}
+    assert MECHANISMS[name].plan_grid(teachers, DELTA).keys() == {
+        k for k in specs[0] if k != "name"
+    }
     built = 0
     for spec in specs:
         try:

@@ -19,7 +19,9 @@ def terrine(terrine: Terrine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     Plans search over less noise and more, of which any parameters will do.
     """
-    monkeypatch.setattr("terrine_server.planning.plan.NOISE_SHARES", (0.02, 0.06, 0.2))
+    monkeypatch.setattr(
+        "terrine_server.privacy.mechanisms.registration.NOISE_SHARES", (0.02, 0.06, 0.2)
+    )
     monkeypatch.setenv("TERRINE_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return terrine

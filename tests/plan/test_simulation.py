@@ -12,7 +12,8 @@ from terrine_protocol import Outcome
 from terrine_server.ledger import RecordedCharges
 from terrine_server.ledger.charging import admit
 from terrine_server.ledger.records import Proposal
-from terrine_server.planning.opening import REFUSED, choose, simulate
+from terrine_server.planning.opening import choose
+from terrine_server.planning.simulation import REFUSED, simulate
 from terrine_server.privacy import GDP, Account, InteractiveGNMax, ParameterError, build_mechanism
 
 TEACHERS, CLASSES, QUERIES = 250, 5, 400

@@ -21,7 +21,7 @@ from terrine_server.labeling import strategies
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, verify_project
-from terrine_server.planning.opening import simulate
+from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, cap
 
 PAGE = Path(__file__).parents[2] / "docs/own-mechanisms.md"

@@ -47,7 +47,8 @@ from terrine_server.ledger.schema import (
 )
 from terrine_server.ledger.verifying import rows_of
 from terrine_server.metrics import Metrics
-from terrine_server.planning.opening import Consensus, Votes, choose
+from terrine_server.planning.expected import Consensus, Votes
+from terrine_server.planning.opening import choose
 from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import (
     GDP,

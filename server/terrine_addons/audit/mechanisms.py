@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
+from terrine_server.privacy.mechanisms import MECHANISMS
+from terrine_server.privacy.mechanisms.registration import AuditCase, Request, Votes, single_query
 from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete_laplace
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.releases import MAX_RELEASED
@@ -166,27 +167,13 @@ def _tails(noise: NoiseAudit, draws: int, level: float) -> Iterator[str]:
             )
 
 
-Votes = tuple[int, ...]
-Request = tuple[Votes, ...]
-"""The votes on the queries of one request, in order."""
 RANDOM_PAIRS = 4
 EXTRA_QUERIES = 1
 """How many queries people are asked beyond what they may answer. More would hide what they do."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One mechanism. `student`: the student's class probabilities, if the mechanism needs them."""
-
-    title: str
-    spec: Mapping[str, Any]
-    teachers: int
-    worst: tuple[tuple[Request, Request], ...]
-    student: tuple[float, ...] | None = None
-    claim: float | None = None
-    """A pure ε that a paper claims and that is known to be false: the audit must refute it."""
-    allowance: int | None = None
-    """Of `neighbours`: then the votes are cast by people, one of whom is replaced by another."""
+class Case(AuditCase):
+    """What a mechanism wants to be tried on, with the mechanism and random pairs."""
 
     @property
     def classes(self) -> int:
@@ -205,23 +192,12 @@ class Case:
         for _ in range(RANDOM_PAIRS if self.classes > 2 else 0):
             votes = choice.multinomial(self.teachers - 1, [1 / self.classes] * self.classes)
             one, other = choice.choice(self.classes, size=2, replace=False)
-            pairs.append(_single(_plus_one(votes, one), _plus_one(votes, other)))
+            pairs.append(single_query(_plus_one(votes, one), _plus_one(votes, other)))
         return pairs
 
 
 def _plus_one(votes: np.ndarray, winner: int) -> Votes:
     return tuple(int(count) + (j == winner) for j, count in enumerate(votes))
-
-
-def _single(one: Votes, other: Votes) -> tuple[Request, Request]:
-    """Return neighbouring requests of a single query."""
-    return (one,), (other,)
-
-
-def _path(teachers: int) -> tuple[tuple[Request, Request], ...]:
-    """Return votes of two classes, from a clear defeat to a unanimous win of the first."""
-    votes = [(won, teachers - won) for won in range(teachers // 2 - 6, teachers + 1)]
-    return tuple(_single(*pair) for pair in pairwise(votes))
 
 
 def _replace_person(
@@ -245,53 +221,7 @@ def _replace_person(
     return (cast([0, 0]), cast([0, 1])), (cast([0, 0]), cast([0]))
 
 
-CASES = (
-    Case("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, _path(19)),
-    Case("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, _path(19)),
-    # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
-    Case("noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, (_path(19)[6], _path(19)[-1])),
-    Case("neighbours", {"name": "neighbours", "sigma": 2.0, "queries": 9}, 2, (), allowance=3),
-    Case(
-        "confident_gnmax",
-        {"name": "confident_gnmax", "threshold": 17, "sigma1": 1.5, "sigma2": 4.0},
-        19,
-        _path(19),
-    ),
-    Case(
-        "interactive_gnmax",
-        {
-            "name": "interactive_gnmax",
-            "threshold": 8,
-            "sigma1": 1.5,
-            "sigma2": 4.0,
-            "confidence": 0.4,
-        },
-        19,
-        _path(19),
-        student=(0.5, 0.5),
-    ),
-    Case("stable", {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02}, 19, _path(19)),
-    Case(
-        "immutable, Laplace",
-        {"name": "immutable", "c": 1, "gamma": 1.0},
-        9,
-        (_single((3, 2, 2, 2), (2, 2, 2, 3)), _single((2, 2, 2, 3), (2, 3, 2, 2))),
-    ),
-    Case(
-        "immutable, Gaussian",
-        {"name": "immutable", "c": 2, "sigma": 6.0},
-        19,
-        _path(19),
-    ),
-    Case(
-        "immutable, as published",
-        {"name": "immutable", "c": 5, "gamma": 0.5},
-        5,
-        (_single((3, 2), (2, 3)), _single((4, 1), (3, 2))),
-        claim=2 * 0.5,
-    ),
-)
-
+CASES = tuple(Case(**vars(case)) for kind in MECHANISMS.values() for case in kind.audit_cases)
 
 FINALIST_EVENTS = 3
 """How many events reach the second half. With more, each would have less of the confidence."""

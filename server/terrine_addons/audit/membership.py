@@ -56,7 +56,7 @@ from terrine_server.planning.first_project import (
     max_guess_accuracy,
 )
 from terrine_server.planning.forecast import compare_options
-from terrine_server.planning.opening import simulate
+from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy

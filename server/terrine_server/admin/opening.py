@@ -42,6 +42,13 @@ from terrine_server.owner.operations import (
     suggest_room,
 )
 from terrine_server.owner.sign_in import Session
+from terrine_server.planning.expected import (
+    DEFAULT_CONSENSUS,
+    EXPECTED_STUDENT_ACCURACY,
+    Consensus,
+    Votes,
+    expected_outcomes,
+)
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     Setting,
@@ -49,15 +56,7 @@ from terrine_server.planning.first_project import (
     max_guess_accuracy,
     plan_neighbours,
 )
-from terrine_server.planning.opening import (
-    DEFAULT_CONSENSUS,
-    EXPECTED_STUDENT_ACCURACY,
-    MIN_ANSWERS_PER_CLASS,
-    Consensus,
-    Votes,
-    expected_outcomes,
-    max_queries,
-)
+from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS
 from terrine_server.planning.plan import plan
 from terrine_server.privacy import ParameterError
 
@@ -105,7 +104,7 @@ class TermsOutlook:
 
     quote: ProjectQuote
     cap: CapUse
-    most: int | None
+    most: float
     answered: float | None
     right: float | None
     suggestion: str
@@ -264,7 +263,7 @@ def _price_terms(
     return TermsOutlook(
         quoted,
         replace(cap, added=terms.cap_budget),
-        max_queries(terms, terms.start),
+        terms.most_admitted(terms.start),
         answered,
         right,
         "" if quoted.fits else suggest_room(ledger, ensemble, terms.epsilon, price),

@@ -48,7 +48,6 @@ from terrine_server.ledger import (
 from terrine_server.owner import operations
 from terrine_server.owner.operations import max_fitting_epsilon, verify_project
 from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
-from terrine_server.planning.opening import max_queries
 from terrine_server.privacy import Accounts
 
 overview_router = APIRouter(prefix=PAGES_PATH)
@@ -106,17 +105,17 @@ class CapUse:
 
 @dataclass(frozen=True)
 class ProjectOverview:
-    """A project as the overview shows it. `most`: how many queries can fit, if that is limited."""
+    """A project as the overview shows it. `most`: how many queries can fit."""
 
     record: ProjectRecord
     account: Budget
-    most: int | None
+    most: float
 
     @classmethod
     def of(cls, record: ProjectRecord, shadows: Accounts | None = None) -> ProjectOverview:
         """Return a project's public account, as the API returns it, and what is left."""
         account = views.budget(record, shadows)
-        return cls(record, account, max_queries(record.terms, record.account))
+        return cls(record, account, record.terms.most_admitted(record.account))
 
 
 @overview_router.get("")

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from terrine_protocol import MECHANISM_SPECS
 from terrine_protocol.base import explain_error
 from terrine_server.cli.console import as_json, fail, output, say, sentence, with_json
-from terrine_server.planning.opening import Consensus
+from terrine_server.planning.expected import Consensus
 from terrine_server.privacy.mechanisms import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:

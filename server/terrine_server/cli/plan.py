@@ -19,13 +19,14 @@ from terrine_protocol.names import show_name
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
 from terrine_server.cli.options import SPEC, EnsembleName, mechanism_text, parse_spec
+from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     default_near,
     fitted_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import EXPECTED_STUDENT_ACCURACY, Consensus, Quote, Votes
+from terrine_server.planning.opening import Quote
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 from terrine_server.settings import Settings

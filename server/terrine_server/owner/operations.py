@@ -53,13 +53,8 @@ from terrine_server.owner.sign_in import (
     make_secret_key,
     token_created,
 )
-from terrine_server.planning.opening import (
-    DEFAULT_CONSENSUS,
-    Consensus,
-    Votes,
-    choose,
-    small_budget_warning,
-)
+from terrine_server.planning.expected import DEFAULT_CONSENSUS, Consensus, Votes
+from terrine_server.planning.opening import choose, small_budget_warning
 from terrine_server.planning.plan import choose_schedule
 from terrine_server.privacy import (
     BoundRelease,

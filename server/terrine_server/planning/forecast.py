@@ -39,6 +39,7 @@ from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSetti
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol.schema import TableSchema
+from terrine_server.planning.expected import Votes
 from terrine_server.planning.first_project import (
     FITTED_FEATURES,
     MAX_FITTED_NOISE,
@@ -48,10 +49,12 @@ from terrine_server.planning.first_project import (
     has_less_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Votes, simulate
-from terrine_server.planning.plan import Grid, plan
+from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS
+from terrine_server.planning.plan import plan
+from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
+from terrine_server.privacy.mechanisms.registration import Grid
 from terrine_server.privacy.noise import discrete_gaussian
 from terrine_server.privacy.parameters import MIN_SIGMA, ParameterError
 

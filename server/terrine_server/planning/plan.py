@@ -18,35 +18,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import Parameter, signature
 from itertools import product
 
 import numpy as np
 
-from terrine_server.planning.first_project import sigma_for_rows
-from terrine_server.planning.opening import (
+from terrine_server.planning.expected import (
     ExpectedOutcomes,
-    Quote,
-    Spec,
     Votes,
-    expected_answers,
     expected_outcomes,
     expected_pass_rate,
-    quick_quote,
-    quotes,
 )
+from terrine_server.planning.first_project import sigma_for_rows
+from terrine_server.planning.opening import Quote, Spec, expected_answers, quick_quote, quotes
 from terrine_server.privacy.budget import GDP, Rule, Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
-from terrine_server.privacy.mechanisms import MECHANISMS, build_mechanism
+from terrine_server.privacy.mechanisms import COMPARED, MECHANISMS, build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.registration import Grid
 from terrine_server.privacy.numbers import COST_UNITS, Floats
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
-    MAX_GAMMA,
-    MAX_SIGMA,
-    MIN_GAMMA,
-    MIN_SIGMA,
     ParameterError,
     check_delta,
     check_epsilon,
@@ -247,80 +241,34 @@ def _count_worst_case(terms: Terms, expected: ExpectedOutcomes) -> int:
     return min(fit, terms.delta_budget // terms.worst.delta)
 
 
-Grid = Mapping[str, Sequence[float]]
-"""Values of each parameter."""
-NOISE_SHARES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
-"""Noise as shares of the teachers. Less is expensive, more drowns the vote."""
-
-
-def default_grid(name: str, teachers: int, delta: float) -> dict[str, Sequence[float]]:
-    """Return the values of each parameter that a plan tries by default."""
-    sigmas = _select_sigmas(teachers, NOISE_SHARES)
-    match name:
-        case "gnmax" | "noisy_votes":
-            return {"sigma": sigmas}
-        case "lnmax":
-            scales = [1 / (teachers * spread) for spread in NOISE_SHARES]
-            return {"gamma": _distinct(_clip(g, MIN_GAMMA, MAX_GAMMA) for g in scales)}
-        case "confident_gnmax" | "interactive_gnmax":
-            shares = (0.5, 0.6, 0.7, 0.8, 0.9) if name == "confident_gnmax" else (0.3, 0.5, 0.7)
-            grid: dict[str, Sequence[float]] = {
-                "threshold": sorted({round(share * teachers) for share in shares}),
-                "sigma1": _select_sigmas(teachers, (0.1, 0.2, 0.3, 0.6)),
-                "sigma2": _select_sigmas(teachers, NOISE_SHARES[2:]),
-            }
-            return grid if name == "confident_gnmax" else grid | {"confidence": [0.9]}
-        case "stable":
-            each = [split_delta([], delta).conversion / 20 / queries for queries in (50, 500, 5000)]
-            return {"sigma": sigmas, "delta_per_query": _distinct(each)}
-        case "immutable":
-            return {"sigma": sigmas, "c": [0, 1, 2, 5]}
-        case "neighbours":
-            raise ParameterError(
-                "neighbours cannot be planned from a number of teachers: what it answers depends "
-                "on how many people are near a query. See docs/privacy/neighbours.md."
-            )
-    raise ParameterError(f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}.")
-
-
 def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
     """Return every combination of a grid's values; `given` values replace the defaults.
 
+    An optional parameter that is given takes the place of those that the mechanism's own grid has.
     Raises `ParameterError` on a parameter that the mechanism does not have.
     """
-    grid = default_grid(name, teachers, delta)
-    if name == "immutable" and "gamma" in given:
-        del grid["sigma"]
-        grid["gamma"] = []
-    if "threshold" in grid and "answer_share" in given:
-        grid["answer_share"] = []
-    if unknown := given.keys() - grid.keys():
+    kind = MECHANISMS.get(name)
+    if kind is None:
         raise ParameterError(
-            f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(grid)}."
+            f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}."
         )
+    ensemble = ("teachers", "classes")
+    known = {k: each for k, each in signature(kind).parameters.items() if k not in ensemble}
+    if unknown := given.keys() - known.keys():
+        raise ParameterError(
+            f"{name} has no parameter {', '.join(sorted(unknown))}; it has {', '.join(known)}."
+        )
+    grid = dict(kind.plan_grid(teachers, delta))
+    optional = {each.name for each in known.values() if each.default is not Parameter.empty}
+    if given.keys() & optional:
+        grid = {parameter: tried for parameter, tried in grid.items() if parameter not in optional}
     grid |= given
-    names = list(grid)
+    whole = {each.name for each in known.values() if each.annotation in (int, "int")}
     return [
-        {"name": name} | {k: _as_parameter(k, v) for k, v in zip(names, values, strict=True)}
+        {"name": name}
+        | {k: round(v) if k in whole else float(v) for k, v in zip(grid, values, strict=True)}
         for values in product(*grid.values())
     ]
-
-
-def _as_parameter(parameter: str, value: float) -> float:
-    return round(value) if parameter in ("threshold", "c") else float(value)
-
-
-def _select_sigmas(teachers: int, shares: Iterable[float]) -> list[float]:
-    return _distinct(_clip(teachers * share, MIN_SIGMA, MAX_SIGMA) for share in shares)
-
-
-def _distinct(values: Iterable[float]) -> list[float]:
-    """Round to three digits, which are enough to choose from and easy to type."""
-    return sorted({float(f"{value:.3g}") for value in values})
-
-
-def _clip(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
 
 
 ACCURACY_TOLERANCE = 0.01
@@ -510,17 +458,13 @@ def _keep_accurate(candidates: Sequence[Candidate], accuracy: float | None) -> l
     return good
 
 
-LABEL_MECHANISMS = ("confident_gnmax", "gnmax", "lnmax", "stable")
-"""The mechanisms that answer with labels alone and need nothing of the student."""
-
-
 def compare(ensembles: Sequence[Votes], *, epsilon: float, delta: float) -> list[Plan]:
     """Return the best plan of each mechanism that affords anything, most right answers first.
 
     Raises `ParameterError` if no mechanism affords anything.
     """
     found, problem = [], ParameterError("There is nothing to compare.")
-    for name in LABEL_MECHANISMS:
+    for name in COMPARED:
         try:
             best = plan(name, ensembles, epsilon=epsilon, delta=delta, data_dependent=False)
             found.append(best)

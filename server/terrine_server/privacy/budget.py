@@ -468,24 +468,24 @@ class Terms:
         return max(0, min(by_cost, delta_left // worst.delta))
 
     def most_admitted(self, account: Account) -> float:
-        """Return how many further queries would fit if each had its cheapest outcome.
+        """Return how many further queries fit if each has its cheapest outcome.
 
         A query is admitted only if there is room for the most expensive outcome. So the last query
         needs that much, and the others may need as little as the cheapest. A figure still to be
-        published may free any amount: then it is infinite.
+        published may give back all that was spent; then δ alone limits them. Infinite if the
+        cheapest outcome takes nothing.
         """
         if not self.admits(account, baseline=self.baselines[-1]):
             return 0
-        if self._publications_left(account) > 0:
-            return math.inf
 
         def count(left: int, worst: int, least: int) -> float:
             return 1 + (left - worst) // least if least else math.inf
 
-        return min(
-            count(self.budget - account.spent, self.room.cost, self.least.cost),
-            count(self.delta_budget - account.delta_spent, self.room.delta, self.least.delta),
-        )
+        delta_left = self.delta_budget - self._reserved(account) - account.delta_spent
+        by_delta = count(delta_left, self.room.delta, self.least.delta)
+        if self._publications_left(account) > 0:
+            return by_delta
+        return min(by_delta, count(self.budget - account.spent, self.room.cost, self.least.cost))
 
     def capped(self, account: Account) -> Account:
         """Return an account to which prices were added, with no more of the cap than allowed.

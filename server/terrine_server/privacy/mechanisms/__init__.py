@@ -14,13 +14,14 @@ from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.mechanisms.lnmax import LNMax
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.registration import MechanismKind
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.parameters import ParameterError
 
 ENTRY_POINT_GROUP = "terrine.mechanisms"
 """Entry points of other packages: mechanisms that no line of this one knows."""
 
-MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
+MECHANISMS: Mapping[str, MechanismKind] = {
     kind.name: kind
     for kind in (
         LNMax,
@@ -33,6 +34,11 @@ MECHANISMS: Mapping[str, Callable[..., Mechanism]] = {
         StableArgmax,
     )
 }
+COMPARED = (ConfidentGNMax.name, GNMax.name, LNMax.name, StableArgmax.name)
+"""Those that answer with labels alone and need nothing of the student, for a plan to choose from.
+
+`immutable` is not among them: it never costs less than the noisy maximum without extra votes.
+"""
 
 
 def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) -> Mechanism:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,6 +15,16 @@ from terrine_server.privacy.events import (
     GaussianThreshold,
 )
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    NoisyTest,
+    OutcomeLaw,
+    plan_sigmas,
+    plan_test_sigmas,
+    plan_thresholds,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
@@ -68,6 +78,14 @@ class ConfidentGNMax:
 
     name: ClassVar[str] = "confident_gnmax"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase(
+            "confident_gnmax",
+            {"name": "confident_gnmax", "threshold": 17, "sigma1": 1.5, "sigma2": 4.0},
+            19,
+            two_class_path(19),
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -102,3 +120,21 @@ class ConfidentGNMax:
         tested = add_noise(votes.max(axis=1), discrete_gaussian(self.sigma1), entropy)
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         return Released.where(tested >= self.threshold, labels, VoteOutcome.ABSTAINED)
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        test = NoisyTest(counts.max(axis=1), self.threshold, self.sigma1)
+        return OutcomeLaw(sigma=self.sigma2, test=test)
+
+    def with_answer_share(self, answer_share: float) -> ConfidentGNMax:
+        """Return the mechanism, with test and maximum priced as one release."""
+        return replace(self, answer_share=answer_share)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {
+            "threshold": plan_thresholds(teachers, (0.5, 0.6, 0.7, 0.8, 0.9)),
+            "sigma1": plan_test_sigmas(teachers),
+            "sigma2": plan_sigmas(teachers, skip=2),
+        }

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from terrine_server.privacy.events import CostEvent, GaussianArgmax
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    OutcomeLaw,
+    plan_sigmas,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import check_ensemble, check_sigma
@@ -29,6 +36,9 @@ class GNMax:
 
     name: ClassVar[str] = "gnmax"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase("gnmax", {"name": "gnmax", "sigma": 2.0}, 19, two_class_path(19)),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -48,3 +58,12 @@ class GNMax:
         votes = full_tallies(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_gaussian(self.sigma), entropy)
         return Released.all_answered(labels)
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        return OutcomeLaw(sigma=self.sigma)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {"sigma": plan_sigmas(teachers)}

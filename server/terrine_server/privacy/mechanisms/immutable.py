@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -11,6 +11,14 @@ import numpy as np
 
 from terrine_server.privacy.events import CostEvent, GaussianNoisyMax, LaplaceNoisyMax
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    OutcomeLaw,
+    plan_sigmas,
+    single_query,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, discrete_gaussian, discrete_laplace, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
@@ -41,6 +49,27 @@ class Immutable:
 
     name: ClassVar[str] = "immutable"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase(
+            "immutable, Laplace",
+            {"name": "immutable", "c": 1, "gamma": 1.0},
+            9,
+            (single_query((3, 2, 2, 2), (2, 2, 2, 3)), single_query((2, 2, 2, 3), (2, 3, 2, 2))),
+        ),
+        AuditCase(
+            "immutable, Gaussian",
+            {"name": "immutable", "c": 2, "sigma": 6.0},
+            19,
+            two_class_path(19),
+        ),
+        AuditCase(
+            "immutable, as published",
+            {"name": "immutable", "c": 5, "gamma": 0.5},
+            5,
+            (single_query((3, 2), (2, 3)), single_query((4, 1), (3, 2))),
+            claim=2 * 0.5,
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -79,3 +108,12 @@ class Immutable:
             table = discrete_laplace(self.gamma)
         labels = noisy_max(votes, table, entropy)
         return Released.all_answered(labels)
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        return OutcomeLaw(sigma=self.sigma, gamma=self.gamma, boost=self.c)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {"sigma": plan_sigmas(teachers), "c": [0, 1, 2, 5]}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,16 @@ import numpy as np
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
 from terrine_server.privacy.mechanisms.confident_gnmax import threshold_events
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    NoisyTest,
+    OutcomeLaw,
+    plan_sigmas,
+    plan_test_sigmas,
+    plan_thresholds,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
@@ -51,6 +61,21 @@ class InteractiveGNMax:
 
     name: ClassVar[str] = "interactive_gnmax"
     needs_probabilities: ClassVar[bool] = True
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase(
+            "interactive_gnmax",
+            {
+                "name": "interactive_gnmax",
+                "threshold": 8,
+                "sigma1": 1.5,
+                "sigma2": 4.0,
+                "confidence": 0.4,
+            },
+            19,
+            two_class_path(19),
+            student=(0.5, 0.5),
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -131,3 +156,26 @@ class InteractiveGNMax:
         if np.any(np.abs(student.sum(axis=1) - 1) > ROW_SUM_TOLERANCE):
             raise ParameterError(f"Each row of probabilities must sum to 1 ± {ROW_SUM_TOLERANCE}.")
         return student
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        if probabilities is None:
+            raise ParameterError("interactive_gnmax needs a student: say how accurate it is.")
+        difference = (counts - self.canonical_baseline(probabilities)).max(axis=1)
+        test = NoisyTest(difference, self.threshold, self.sigma1)
+        confirmed = probabilities.max(axis=1) > self.confidence
+        return OutcomeLaw(sigma=self.sigma2, test=test, confirmed=confirmed)
+
+    def with_answer_share(self, answer_share: float) -> InteractiveGNMax:
+        """Return the mechanism, with test and maximum priced as one release."""
+        return replace(self, answer_share=answer_share)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {
+            "threshold": plan_thresholds(teachers, (0.3, 0.5, 0.7)),
+            "sigma1": plan_test_sigmas(teachers),
+            "sigma2": plan_sigmas(teachers, skip=2),
+            "confidence": [0.9],
+        }

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from terrine_server.privacy.events import CostEvent, LaplaceArgmax
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    OutcomeLaw,
+    plan_gammas,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, discrete_laplace, noisy_max
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import check_ensemble, check_gamma
@@ -29,6 +36,9 @@ class LNMax:
 
     name: ClassVar[str] = "lnmax"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase("lnmax", {"name": "lnmax", "gamma": 0.5}, 19, two_class_path(19)),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -48,3 +58,12 @@ class LNMax:
         votes = full_tallies(counts, self.teachers, self.classes)
         labels = noisy_max(votes, discrete_laplace(self.gamma), entropy)
         return Released.all_answered(labels)
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        return OutcomeLaw(gamma=self.gamma)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {"gamma": plan_gammas(teachers)}

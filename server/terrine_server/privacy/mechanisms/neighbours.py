@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.events import CostEvent, NeighbourCounts
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import AuditCase, Grid
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, check_counts_shape
 from terrine_server.privacy.parameters import (
     MAX_COUNTED_CLASSES,
+    ParameterError,
     check_ensemble,
     check_sigma,
     integer,
@@ -95,6 +97,11 @@ class Neighbours:
 
     name: ClassVar[str] = "neighbours"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase(
+            "neighbours", {"name": "neighbours", "sigma": 2.0, "queries": 9}, 2, (), allowance=3
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -205,3 +212,11 @@ class Neighbours:
         check_counts_shape(counts, self.classes)
         noise = discrete_gaussian(self.sigma)
         return Released.all_counted(add_noise(counts.astype(np.int64), noise, entropy))
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Raise `ParameterError`: it is planned from public rows (`planning.forecast`)."""
+        raise ParameterError(
+            "neighbours cannot be planned from a number of teachers: what it answers depends on "
+            "how many people are near a query. See docs/privacy/neighbours.md."
+        )

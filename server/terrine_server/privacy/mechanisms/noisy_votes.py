@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from terrine_server.privacy.events import CostEvent, GaussianNoisyCounts
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    OutcomeLaw,
+    plan_sigmas,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
@@ -36,6 +43,12 @@ class NoisyVotes:
 
     name: ClassVar[str] = "noisy_votes"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        # Of noisy counts all neighbours are alike: two of them, not to take that for granted.
+        AuditCase(
+            "noisy_votes", {"name": "noisy_votes", "sigma": 2.0}, 19, two_class_path(19)[6:16:9]
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -59,3 +72,12 @@ class NoisyVotes:
         """
         votes = full_tallies(counts, self.teachers, self.classes)
         return Released.all_counted(add_noise(votes, discrete_gaussian(self.sigma), entropy))
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        return OutcomeLaw(sigma=self.sigma)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        return {"sigma": plan_sigmas(teachers)}

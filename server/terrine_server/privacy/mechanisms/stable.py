@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.events import CostEvent, StabilityTest
 from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.registration import (
+    AuditCase,
+    Grid,
+    NoisyTest,
+    OutcomeLaw,
+    plan_sigmas,
+    three_digits,
+    two_class_path,
+)
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.numbers import Counts, full_tallies
 from terrine_server.privacy.parameters import (
@@ -56,6 +65,14 @@ class StableArgmax:
 
     name: ClassVar[str] = "stable"
     needs_probabilities: ClassVar[bool] = False
+    audit_cases: ClassVar[Sequence[AuditCase]] = (
+        AuditCase(
+            "stable",
+            {"name": "stable", "sigma": 1.0, "delta_per_query": 0.02},
+            19,
+            two_class_path(19),
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
@@ -97,3 +114,14 @@ class StableArgmax:
         noise = discrete_gaussian(self.sigma)
         passed = add_noise(distance_to_instability(votes), noise, entropy) >= self.threshold
         return Released.where(passed, votes.argmax(axis=1), VoteOutcome.ABSTAINED)
+
+    def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
+        """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
+        test = NoisyTest(distance_to_instability(counts), self.threshold, self.sigma)
+        return OutcomeLaw(test=test)
+
+    @staticmethod
+    def plan_grid(teachers: int, delta: float) -> Grid:
+        """Return the values that plans try."""
+        shares = (0.999 * delta / 20 / queries for queries in (50, 500, 5000))
+        return {"sigma": plan_sigmas(teachers), "delta_per_query": three_digits(shares)}
