@@ -26,7 +26,6 @@ from terrine_addons.audit.mechanisms import (
     CASES,
     Aspect,
     Case,
-    Request,
     Seen,
     _suspect,
     audit_mechanisms,
@@ -47,6 +46,7 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.mechanisms import MECHANISMS
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.registration import Request
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.noise import NoiseTable
 
