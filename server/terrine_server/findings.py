@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 Unit = Literal["μ", "ε", "D₂"]
-Part = Literal["noise", "mechanisms", "service", "student", "ledger"]
+Part = Literal["noise", "mechanisms", "student", "ledger"]
 Verdict = Literal["holds", "exceeded", "claim refuted", "claim not refuted", "nothing there"]
 
 
@@ -48,8 +48,7 @@ class AuditFinding:
     """One thing that was checked.
 
     `measured` is a lower confidence bound on the privacy loss and `price` is what is charged for
-    it, both in `unit`. All three are None if the check does not measure a loss. `exact`: the loss
-    to this adversary by the exact law of what is released, if that was computed. A price that is
+    it, both in `unit`. All three are None if the check does not measure a loss. A price that is
     only claimed, and known to be too low, must be refuted: otherwise the audit has no power.
     """
 
@@ -60,7 +59,6 @@ class AuditFinding:
     unit: Unit | None = None
     measured: float | None = None
     price: float | None = None
-    exact: float | None = None
     attack: AttackFigures | None = None
     """Of an attack on students."""
 
@@ -79,22 +77,13 @@ class AuditFinding:
         measured: float,
         price: float,
         claimed: bool = False,
-        exact: float | None = None,
     ) -> AuditFinding:
-        """Judge a measured loss, and the exact one if it is known, against the price."""
-        exceeded = max(measured, exact or 0.0) > price
+        """Judge a measured loss against the price."""
+        exceeded = measured > price
         verdict: Verdict = "exceeded" if exceeded else "holds"
         if claimed:
             verdict = "claim refuted" if exceeded else "claim not refuted"
-        return cls(part, subject, verdict, evidence, unit, measured, price, exact)
-
-    def with_wrong_distribution(self) -> AuditFinding:
-        """Return the finding that the released answers do not have the mechanism's distribution."""
-        return replace(
-            self,
-            verdict="exceeded",
-            evidence=f"not distributed as the mechanism says: {self.evidence}",
-        )
+        return cls(part, subject, verdict, evidence, unit, measured, price)
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,17 @@ class Subject(StrEnum):
     """What can be audited."""
 
     MECHANISMS = "mechanisms"
-    SERVICE = "service"
     LEDGER = "ledger"
     STUDENT = "student"
 
 
-BY_DEFAULT = (Subject.MECHANISMS, Subject.SERVICE, Subject.LEDGER)
+BY_DEFAULT = (Subject.MECHANISMS, Subject.LEDGER)
 CONFIDENCE = 0.999
 """Probability that nothing sound fails by chance."""
 
 
-STATISTICAL_PARTS = 4
-"""Noise, mechanisms, the service and students share the probability of a false alarm."""
+STATISTICAL_PARTS = 3
+"""Noise, mechanisms and students share the probability of a false alarm."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,11 @@ class SampleSizes:
     noise: int
     """Draws of each kind of noise."""
     students: int
-    """Students of the attacked service, in each world, of each adversary."""
-    trained: int
-    """Students that are trained and attacked themselves."""
+    """Students that are trained and attacked."""
 
 
-FULL = SampleSizes(draws=500_000, noise=10_000_000, students=200, trained=192)
-QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=40, trained=64)
+FULL = SampleSizes(draws=500_000, noise=10_000_000, students=192)
+QUICK = SampleSizes(draws=60_000, noise=1_000_000, students=64)
 
 
 @dataclass(frozen=True)
@@ -120,14 +117,8 @@ def _findings(
         yield from audit_noise(effort.noise, level)
         yield from audit_mechanisms(effort.draws, level, choice)
         yield from audit_prices()
-    if "service" in subjects:
-        # It brings PyTorch and the web framework, which an auditor of the rest need not install.
-        from terrine_addons.audit.service import audit_people, audit_service
-
-        yield from audit_service(effort.students, level / 2, choice)
-        yield from audit_people(effort.students, level / 2, choice)
     if "student" in subjects:
-        yield from _attack_students(students, effort.trained, level, seed, choice)
+        yield from _attack_students(students, effort.students, level, seed, choice)
     if "ledger" in subjects and ledger is not None:
         yield from audit_ledger(ledger)
     elif "ledger" in subjects:
@@ -176,9 +167,9 @@ def audit(
     subjects: Annotated[
         list[Subject] | None,
         typer.Argument(
-            metavar="[mechanisms] [service] [ledger] [student]",
+            metavar="[mechanisms] [ledger] [student]",
             show_default=False,
-            help="What to audit; by default the first three.",
+            help="What to audit; by default the first two.",
         ),
     ] = None,
     quick: Annotated[
@@ -226,8 +217,6 @@ def audit(
     """Measure how much privacy is lost, and compare it with what was charged.
 
     [bold]mechanisms[/]: the noise, and each mechanism on its worst neighbouring votes.
-    [bold]service[/]: attacks over HTTP on two ensembles that differ in one teacher, by adversaries
-    that choose the queries, have poisoned shards, or both; and on people who vote.
     [bold]ledger[/]: every charge in the data directory, re-priced from its recorded event.
     [bold]student[/]: membership attacks on what students say, who learned from records that are
     public, with the noise of a first project.
@@ -292,10 +281,7 @@ def _report(finding: AuditFinding) -> None:
     loss = ""
     if finding.measured is not None and finding.price is not None:
         share = finding.measured / finding.price
-        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%}"
-        if finding.exact is not None:
-            loss += f"; by the exact law {finding.exact:.3f}, {finding.exact / finding.price:.0%}"
-        loss += ")"
+        loss = f"{finding.unit} ≥ {finding.measured:.3f}, price {finding.price:.3f} ({share:.0%})"
     head = f"[{colour}]{finding.verdict:>17}[/]  {finding.part:10}  [bold]{finding.subject}[/]"
     console.print(head, loss, highlight=False, soft_wrap=True)
     console.print(f"[dim]{'':31}{escape(finding.evidence)}[/]", highlight=False, soft_wrap=True)

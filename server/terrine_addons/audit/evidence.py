@@ -34,9 +34,6 @@ from terrine_server.privacy import (
 )
 from terrine_server.privacy.numbers import COST_UNITS
 
-ROUNDING_ERROR = 1e-9
-"""More than sums of exact probabilities are off."""
-
 
 @dataclass(frozen=True)
 class Promise:
@@ -112,26 +109,6 @@ def limits(one: Sample, other: Sample, event: Sequence[Hashable], level: float) 
     if other_hits < other.size:
         q = float(beta.isf(level / 2, other_hits + 1, other.size - other_hits))
     return ConfidenceLimits(p, q)
-
-
-def held_to_law(
-    one: Sample,
-    other: Sample,
-    event: Sequence[Hashable],
-    law: tuple[float, float],
-    level: float,
-) -> tuple[ConfidenceLimits, bool]:
-    """Return the limits, and whether the exact probabilities of the event, `law`, are within them.
-
-    And within the limits from the other side. All four are right with confidence 1 − level.
-    """
-    found, reverse = (limits(*each, event, level / 2) for each in ((one, other), (other, one)))
-    p, q = law
-    lawful = (
-        found.p - ROUNDING_ERROR <= p <= reverse.q + ROUNDING_ERROR
-        and reverse.p - ROUNDING_ERROR <= q <= found.q + ROUNDING_ERROR
-    )
-    return found, lawful
 
 
 def events(outcomes: Iterable[Hashable]) -> Iterator[tuple[Hashable, ...]]:

@@ -13,7 +13,7 @@ from terrine_addons.audit.evidence import (
     needed_share,
 )
 from terrine_protocol import Outcome
-from terrine_server.findings import AuditFinding, Part
+from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.records import events_of
 from terrine_server.owner.operations import (
@@ -39,7 +39,7 @@ MAX_PROBLEMS = 3
 """How many problems of one project are reported; the first one is the one to look at."""
 
 
-def audit_ledger(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding]:
+def audit_ledger(ledger: Ledger) -> Iterator[AuditFinding]:
     """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
     for name in ledger.project_names():
@@ -52,11 +52,11 @@ def audit_ledger(ledger: Ledger, part: Part = "ledger") -> Iterator[AuditFinding
             more = (
                 f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
             )
-            yield AuditFinding(part, f"ledger of {name}", "exceeded", listed + more)
+            yield AuditFinding("ledger", f"ledger of {name}", "exceeded", listed + more)
         else:
             sound, charges = sound + 1, charges + verified.charges
     yield AuditFinding(
-        part,
+        "ledger",
         "ledger",
         "holds",
         f"{sound:,} projects with {charges:,} charges: complete, every price matches its event",
