@@ -20,8 +20,8 @@ from terrine_server.progress import stages_bar
 if TYPE_CHECKING:
     import numpy as np
 
+    from terrine_addons.audit.findings import AuditFinding, AuditReport
     from terrine_models.data.arrays import Dataset
-    from terrine_server.findings import AuditFinding, AuditReport
     from terrine_server.ledger import Ledger
 
 
@@ -84,7 +84,7 @@ def run_audit(
     `confidence`: the probability that nothing sound is convicted by chance, in all parts together.
     `seed` picks vote vectors and inputs, never noise. `ledger` is None if there is none to audit.
     """
-    from terrine_server.findings import AuditReport
+    from terrine_addons.audit.findings import AuditReport
 
     start = time.monotonic()
     findings = []
@@ -108,9 +108,9 @@ def _findings(
     import numpy as np
 
     from terrine_addons.audit.evidence import audit_prices
+    from terrine_addons.audit.findings import AuditFinding
     from terrine_addons.audit.ledger import audit_ledger
     from terrine_addons.audit.mechanisms import audit_mechanisms, audit_noise
-    from terrine_server.findings import AuditFinding
 
     choice = np.random.default_rng(seed)
     if "mechanisms" in subjects:

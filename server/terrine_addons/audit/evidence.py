@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
-from terrine_server.findings import AuditFinding, Unit
+from terrine_addons.audit.findings import AuditFinding, Unit
 from terrine_server.privacy import (
     ConfidentMax,
     CostEvent,

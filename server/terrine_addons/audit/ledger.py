@@ -12,8 +12,8 @@ from terrine_addons.audit.evidence import (
     needed_by_answer,
     needed_share,
 )
+from terrine_addons.audit.findings import AuditFinding
 from terrine_protocol import Outcome
-from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.records import events_of
 from terrine_server.owner.operations import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from terrine_addons.audit.evidence import ConfidenceLimits, Promise, Sample, events, limits
-from terrine_server.findings import AuditFinding
+from terrine_addons.audit.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianArgmax,
     GaussianNoisyCounts,

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import beta, rankdata, t
 
+from terrine_addons.audit.findings import AttackFigures, AuditFinding
 from terrine_models.data.arrays import (
     DIGITS,
     DataError,
@@ -47,7 +48,6 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import teacher_of
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.findings import AttackFigures, AuditFinding
 from terrine_server.planning.first_project import (
     FirstProject,
     NeighbourPlan,

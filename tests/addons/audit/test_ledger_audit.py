@@ -23,8 +23,8 @@ from support.ledgers import (
     unguarded,
 )
 from support.wording import holds
+from terrine_addons.audit.findings import AuditFinding
 from terrine_addons.audit.ledger import audit_ledger, check_project
-from terrine_server.findings import AuditFinding
 from terrine_server.ledger import Ledger, NewProject, connect, upgrade
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import GDP, Rule, Terms, VoteOutcome, build_mechanism, quote

@@ -22,6 +22,7 @@ from support.laws import mutated
 from support.wording import holds
 from terrine_addons.audit import mechanisms
 from terrine_addons.audit.evidence import Promise
+from terrine_addons.audit.findings import AuditFinding
 from terrine_addons.audit.mechanisms import (
     CASES,
     Aspect,
@@ -32,7 +33,6 @@ from terrine_addons.audit.mechanisms import (
     audit_noise,
     observe,
 )
-from terrine_server.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianNoisyCounts,
     GaussianNoisyMax,

@@ -289,7 +289,7 @@ def transcript_law() -> tuple[float, float]:
                     continue
                 after = account.plus(TERMS.price(VoteOutcome(outcome)))
                 now = label if label >= 0 else last
-                place = sent + 1, decided
+                place: tuple[int, int | None] = sent + 1, decided
                 if sent + 1 == QUERIES_PER_REQUEST:
                     place = 0, now
                 moved = np.roll(masses, WEIGHTS[answer], axis=1) * np.array(both)[:, None]

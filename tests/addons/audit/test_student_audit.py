@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from support.processes import Terrine
 from support.wording import holds
+from terrine_addons.audit.findings import AuditFinding
 from terrine_addons.audit.membership import (
     Guesses,
     Material,
@@ -30,7 +31,6 @@ from terrine_models.data.arrays import DataError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.cli import app
-from terrine_server.findings import AuditFinding
 from terrine_server.planning.first_project import Setting, max_detection_rate, max_guess_accuracy
 from terrine_server.privacy.noise import NoiseTable
 
