@@ -28,10 +28,6 @@ from terrine_experiments.glyphs.records import (
     write_glyphs,
 )
 from terrine_models.data.arrays import load_npz
-from terrine_models.features.linear import MANY_CLASSES
-from terrine_models.students.answers import Answers
-from terrine_models.students.models import Task
-from terrine_models.students.selection import choose
 
 pytestmark = pytest.mark.nightly
 
@@ -118,18 +114,3 @@ def test_the_experiment_runs_on_what_was_drawn(
     assert found["delta"] == 1e-8
     assert found["public_inputs"] + found["tested"] == TINY.public
     assert found["accuracies"][0] > 3 * found["majority"]
-
-
-def test_a_student_learns_many_classes_from_noisy_counts(tmp_path: Path) -> None:
-    characters, teachers, sigma = "ABCDEFGHIJKLMNPQRSTUVWXYZabdefghijk", 5000, 400.0
-    assert len(characters) >= MANY_CLASSES
-    plan = Drawing(private=200, public=1200, families=4, characters=characters)
-    write_glyphs(tmp_path / "data", plan, FONTS)
-    data = load_npz(tmp_path / "data" / PUBLIC)
-    counts = np.rint(teachers * (0.1 / 35 + 0.5 * np.eye(35)[data.labels])).astype(np.int64)
-    noise = np.random.default_rng(0).normal(scale=sigma, size=counts.shape)
-    noisy = counts + np.rint(noise).astype(np.int64)
-    answers = Answers.of_counts(noisy, teachers=teachers, sigma=sigma)
-    made = choose(Task(data.inputs, data.spec, data.classes), answers)
-    assert [each.method for each in made.choice.judged] == ["ridge", "kernel", "neighbours"]
-    assert (made.student.predict_indices(data.inputs) == data.labels).mean() > 0.85

@@ -26,7 +26,11 @@ from terrine_models.features.maps import (
     public_features,
 )
 
-SHAPES = [(6,), (3, 3), (7, 5), (12, 13), (28, 28), (1, 1, 3), (9, 10, 3), (22, 21, 6)]
+BY_DAY: list[tuple[int, ...]] = [(6,), (7, 5), (28, 28), (1, 1, 3), (22, 21, 6)]
+SHAPES = [
+    *BY_DAY,
+    *(pytest.param(shape, marks=pytest.mark.nightly) for shape in ((3, 3), (12, 13), (9, 10, 3))),
+]
 
 
 def inputs(shape: tuple[int, ...], count: int = 250) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.processes import Terrine
@@ -21,9 +18,8 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
 from terrine_models.teachers import neighbours
-from terrine_models.teachers.ensemble import Ensemble, load
+from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.heads import Heads
-from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import save_manifest
 from terrine_models.teachers.neighbours import (
     MAX_POINT_LENGTH,
@@ -138,47 +134,6 @@ def test_weights_do_not_depend_on_the_other_queries(built: Path, digits: Dataset
     assert np.array_equal(together[::20], alone)
 
 
-@settings(max_examples=10)
-@given(
-    seed=st.integers(0, 2**20),
-    person=st.integers(0, 24),
-    rows=st.integers(1, 12),
-    extreme=st.booleans(),
-)
-def test_replacing_one_person_changes_no_other_vote(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, person: int, rows: int, extreme: bool
-) -> None:
-    here, data, random = tmp_path_factory.mktemp("two"), people(seed), np.random.default_rng(seed)
-    assert data.groups is not None
-    others = data.groups != person
-    theirs = random.random((rows, 6)).astype(np.float32)
-    if extreme:
-        theirs = np.round(theirs)
-    changed = replace(
-        data,
-        inputs=np.concatenate([data.inputs[others], theirs]),
-        labels=np.concatenate([data.labels[others], random.integers(0, 2, rows)]),
-        groups=np.concatenate([data.groups[others], np.full(rows, person)]),
-    )
-    made = []
-    for name, each in (("before", data), ("after", changed)):
-        build(each, here / name, name="t", public=POOL, settings=NeighbourSettings(near=5))
-        made.append(NeighbourEnsemble.load(here / name))
-    before, after = made
-    assert before.manifest.teacher == after.manifest.teacher
-    assert np.array_equal(before.public, after.public)
-    for name, tensor in before.features.tensors.items():
-        assert np.array_equal(tensor, after.features.tensors[name]), "the map is public"
-    x = np.concatenate([POOL.inputs[:20], theirs[:5], data.inputs[:20]])
-    ours, now = before.weights(x), after.weights(x)
-    for unit in range(25):
-        if unit != person:
-            assert np.array_equal(
-                before.labels[before.units == unit], after.labels[after.units == unit]
-            )
-            assert np.array_equal(ours[:, before.units == unit], now[:, after.units == unit])
-
-
 def test_a_record_without_a_place_votes_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,19 +234,6 @@ def test_a_record_that_is_also_public_votes_like_any_other(
     build(both, tmp_path / "both", name="both", public=public, settings=NeighbourSettings(near=1))
     weights = NeighbourEnsemble.load(tmp_path / "both").weights(both.inputs[100:])
     assert weights[np.arange(200), np.arange(100, 300)].all()
-
-
-def test_one_altered_byte_in_any_file_is_refused(built: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(built, tmp_path / "copy"))
-    for name in load_manifest(copy).files:
-        data = bytearray((copy / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (copy / name).write_bytes(data)
-        with refuses(StoreError, name, "altered"):
-            NeighbourEnsemble.load(copy)
-        data[len(data) // 2] ^= 1
-        (copy / name).write_bytes(data)
-    assert isinstance(load(copy), NeighbourEnsemble)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -118,30 +116,6 @@ def test_a_column_with_gaps_is_proposed_with_an_indicator(tmp_path: Path) -> Non
     assert "missing" not in json.loads(pulse.column.model_dump_json())
     ages = encode_table(path, proposal.schema)[:, :2]
     assert ages.tolist() == [[0, 0], [0.125, 1], [0.125, 0], [1, 0]]
-
-
-LIGHT = """
-import sys
-gone = ("pyarrow", "torch", "pandas", "terrine_models")
-sys.modules |= dict.fromkeys(gone)  # as if they were not installed
-from terrine_protocol.errors import DataError
-from terrine_protocol.schema import TableSchema
-from terrine_tables.encoding import encode_frame, encode_table
-schema = TableSchema.model_validate_json(sys.argv[1])
-print(encode_frame({"age": [50], "pulse": [90], "ward": ["1"], "smoker": [True]}, schema).shape)
-try:
-    encode_table("pool.csv", schema)
-except DataError as error:
-    print(error)
-"""
-
-
-def test_frames_need_numpy_alone_and_files_say_that_they_need_pyarrow() -> None:
-    command = [sys.executable, "-c", LIGHT, SCHEMA.model_dump_json()]
-    shape, refused = subprocess.check_output(command, text=True).splitlines()
-    assert shape == "(1, 10)"
-    holds(refused, "pool.csv", "pyarrow")
-    assert "pip install '.[arrow]'" in refused
 
 
 # --------------------------------------------------------- one column, however it is held
