@@ -15,34 +15,15 @@ import httpx
 import pytest
 
 from support.data import DigitsEnsemble
-from support.processes import Done, Terrine, run_program
+from support.processes import Terrine, run_program
 from support.servers import started
 from support.wording import holds
 from terrine_server.cli.console import as_typed, command_text, explain
 
-
-@pytest.mark.slow
-def test_help_and_version_import_no_heavy_library() -> None:
-    code = """
-import sys
-for heavy in ("torch", "fastapi", "sqlalchemy", "alembic", "scipy", "uvicorn", "pydantic_settings"):
-    sys.modules[heavy] = None  # importing it raises ImportError
-from terrine_server.cli import main
-sys.argv = ["terrine", *sys.argv[1:]]
-main()
-"""
-
-    def light(*arguments: str) -> Done:
-        done = run_program(sys.executable, "-c", code, *arguments)
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    assert "project" in light("--help").fine
-    assert "0." in light("--version").fine
-    assert "register" in light("ensemble", "--help").fine
-    holds(light("init").refused, "'.[server]'")
-
-
+BARE = "torch fastapi sqlalchemy alembic scipy uvicorn pydantic_settings"
 HEAVY = {
+    "": BARE,
+    "ensemble": BARE,
     "student label": "torch pyarrow sklearn scipy sqlalchemy",
     "ledger show": "torch pyarrow sklearn fastapi",
     "ensemble show": "torch pyarrow sklearn",

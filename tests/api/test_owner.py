@@ -12,11 +12,10 @@ import pytest
 
 from support.clients import Caller, slug
 from support.databases import as_owner
-from support.servers import CAP_DELTA, CAP_EPSILON, RunningServer
+from support.servers import RunningServer
 from support.wording import holds
 from terrine_protocol import (
     BudgetPage,
-    EnsembleAccount,
     EnsembleInfo,
     LedgerPage,
     ProjectInfo,
@@ -123,26 +122,6 @@ def test_a_new_project_pays_for_answers_alone(
     page = admin.http.get("/ledger/study").json()
     assert {charge["event"]["event"] for charge in page["items"]} == {event}
     assert terrine_server.ledger.verify("study").problems == []
-
-
-def test_closing_a_project_returns_its_unspent_budget_to_the_cap(
-    terrine_server: RunningServer, call: Call
-) -> None:
-    admin = call("admin")
-
-    def account() -> EnsembleAccount:
-        (ensemble,) = admin.http.get("/ensembles").json()
-        return EnsembleAccount.model_validate(ensemble)
-
-    empty = account()
-    assert (empty.epsilon, empty.delta) == (CAP_EPSILON, CAP_DELTA)
-    assert empty.reserved == 0
-    admin.http.post("/projects", json=TERMS)
-    opened = account().reserved
-    call().label(terrine_server.ensemble.public[:2])
-    admin.http.patch("/projects/study", json={"status": "closed"})
-    spent = terrine_server.ledger.project("study").cap_spent
-    assert 0 < account().reserved == spent < opened
 
 
 def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
-from support.clients import Caller
-from support.databases import POSTGRESQL_BY_DAY
 from support.processes import PATIENCE_SECONDS
-from support.servers import RunningServer
 from terrine_server.errors import Overloaded
 from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
@@ -185,40 +181,6 @@ def test_a_request_whose_client_has_gone_when_its_turn_comes_is_dropped() -> Non
 
 
 # ---------------------------------------------------------------------------- the real service
-
-
-@POSTGRESQL_BY_DAY
-@pytest.mark.usefixtures("each_database_url")
-def test_simultaneous_clients_get_their_own_answers_and_pay_once(
-    terrine_server: RunningServer,
-) -> None:
-    terrine_server.open_project("study", {"name": "gnmax", "sigma": 40.0}, epsilon=20.0)
-    token = terrine_server.token()
-    inputs = terrine_server.ensemble.public
-
-    def some(client: int) -> list[tuple[int, int, int]]:
-        caller = Caller(terrine_server, token)
-        received = []
-        for start in range(0, 40, 5):
-            first = (start + 40 * (client // 2)) % 160  # two clients send each input
-            reply = caller.label(inputs[first : first + 5])
-            assert reply.status_code == 200, reply.text
-            for row, result in enumerate(reply.json()["results"]):
-                received.append((first + row, result["charge"], result["label"]))
-            again = caller.label(inputs[first : first + 5]).json()
-            assert [(r["charge"], r["label"]) for r in again["results"]] == [
-                (r["charge"], r["label"]) for r in reply.json()["results"]
-            ]
-        return received
-
-    with ThreadPoolExecutor(8) as clients:
-        received = {row for rows in clients.map(some, range(8)) for row in rows}
-    # One charge and one label per input, whoever sent it and however it was grouped.
-    assert len(received) == 160
-    assert len({input for input, _, _ in received}) == 160
-    assert len({charge for _, charge, _ in received}) == 160
-    assert terrine_server.ledger.project("study").charges == 160
-    assert terrine_server.ledger.verify("study").ok
 
 
 def test_who_hangs_up_gains_no_second_thread() -> None:

@@ -20,11 +20,11 @@ from sqlalchemy import Engine, create_engine, text
 
 from support import processes
 from support.data import KEPT, RECORDS_KEY
-from support.databases import SECRET_KEY, SERVICE, Copies, as_owner
+from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, SERVICE, Copies, as_owner
 from support.ledgers import answered
 from support.processes import Done, Terrine, at_once
 from support.servers import Machine, question, serving_process
-from support.wording import holds, refuses
+from support.wording import holds
 from support.workers import restore_but_die
 from terrine_protocol import ProjectStatus
 from terrine_server.ledger import Ledger, connect, copies, database, migrating
@@ -223,6 +223,7 @@ def test_a_backup_is_restored_on_another_machine_which_answers_and_verifies(
     assert "ledger-restored" in [entry.action for entry in new.machine.ledger.log()]
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_what_is_charged_while_a_backup_is_made_is_in_it_or_not_and_it_verifies(
     service: Service, new: Elsewhere
@@ -287,6 +288,7 @@ def test_an_older_backup_is_restored_into_a_newer_schema(service: Service) -> No
             assert connection.execute(query).scalar() == count
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
 def test_after_a_restore_the_service_charges_opens_and_registers_with_its_own_role(
     service: Service,
@@ -502,6 +504,7 @@ def test_people_are_found_again_after_a_restore_and_their_accounts_are_spent(
     assert service.ledger.ensemble("people").current.manifest_sha256
 
 
+@POSTGRESQL_BY_DAY
 @pytest.mark.slow
 @pytest.mark.usefixtures("each_database_url")
 @pytest.mark.parametrize("finer", [1, pytest.param(2, marks=pytest.mark.nightly)])
@@ -535,7 +538,8 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
     reset()
     assert restore_until(10**9) == 0
     steps = int((tmp_path / "steps").read_text())
-    decided = 0
+    another, decided = service.backup("another"), 0
+    reset()
     for step in [*range(0, steps, 60 // finer), *range(steps - 8, steps, 2 // finer)]:
         reset()
         assert restore_until(step) == -signal.SIGKILL
@@ -543,6 +547,8 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
             decided += 1
             for words in (("serve", "--port", "0"), ("init",), ("project", "show")):
                 holds(service.machine.run(*words).refused, "interrupted")
+            holds(service.restore(another, "--replace").refused, "interrupted")
+            assert service.machine.doctor()["ok"] is False
         else:
             assert service.state() == old or new_state(service, before)
         service.replace(made)
@@ -556,17 +562,3 @@ def new_state(service: Service, before: dict[str, Any]) -> bool:
     same = all(found[name] == before[name] for name in ("heads", "files"))
     paused = {service.ledger.project(name).status for name in found["heads"]}
     return same and paused == {ProjectStatus.PAUSED} and "ledger-restored" in found["log"]
-
-
-def test_another_backup_does_not_complete_an_interrupted_restore(service: Service) -> None:
-    first, second = service.backup("first"), service.backup("second")
-    service.disconnect()
-    key = SECRET_KEY
-    backups._stage(service.settings, first, backups.check(first, key), key)
-    service.disconnect()
-    with refuses(backups.BackupError, "interrupted"):
-        backups.restore(service.settings, second, replace=True)
-    assert "restoring" in [path.name for path in service.data.iterdir()]
-    assert service.machine.doctor()["ok"] is False
-    service.replace(first)
-    assert service.machine.wrong() == []

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import sqlite3
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
@@ -22,6 +24,7 @@ from support.databases import SERVICE, SQLITE_BY_DAY, Postgres, as_owner
 from support.disks import fill, small_disk
 from support.documents import ROOT
 from support.ledgers import answered, unguarded
+from support.processes import Terrine
 from support.servers import Machine
 from support.wording import holds, says
 from terrine_server.doctor import (
@@ -81,13 +84,22 @@ def test_a_bare_machine_needs_init(machine: Machine) -> None:
 
 @SQLITE_BY_DAY
 @pytest.mark.usefixtures("each_database_url")
-def test_a_database_of_a_newer_version_is_found(served_machine: Machine) -> None:
+def test_a_database_of_a_newer_version_is_found_and_not_served(
+    served_machine: Machine,
+) -> None:
     with connect(as_owner(served_machine.database_url)).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("schema", "problem")
     holds(found, "newer")
     assert "Install" in fix
+    for sql, words in (
+        ("UPDATE alembic_version SET version_num = '9999'", ("newer", "Install")),
+        ("DELETE FROM alembic_version", ("`terrine", "init`")),
+    ):
+        with connect(as_owner(served_machine.database_url)).begin() as connection:
+            connection.execute(text(sql))
+        holds(served_machine.run("serve", "--port", "0").refused, *words)
 
 
 def test_invalid_settings_are_named_without_their_values(machine: Machine) -> None:
@@ -630,3 +642,52 @@ def test_a_full_disk_of_postgresql_and_a_damaged_page_are_told_apart(
         assert len(wrong) == problems
         for _, _, _, fix in wrong:
             holds(fix, "restore")
+
+
+# ------------------------------------------------------- files that other accounts may use
+
+
+def open_to_others(directory: Path) -> dict[str, str]:
+    """The files and directories that other accounts may use, with their modes."""
+    return {
+        str(path.relative_to(directory.parent)): oct(stat.S_IMODE(path.stat().st_mode))
+        for path in (directory, *directory.rglob("*"))
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    }
+
+
+def test_teachers_trained_before_init_and_all_that_follows_are_private(
+    terrine: Terrine, database_url: str, tmp_path: Path
+) -> None:
+    data, records = tmp_path / "data", tmp_path / "private.npz"
+    draws = np.random.default_rng(0)
+    inputs = draws.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    np.savez(records, x=inputs, y=np.arange(60) % 3, classes=["a", "b", "c"])
+    train = ("--name", "digits", "--teachers", 5, "--kind", "heads:augmentations=1")
+    trained = terrine("ensemble", "train", records, *train)
+    assert trained.code == 0, trained.err
+    assert open_to_others(data) == {}
+    assert terrine("init").code == 0
+    cap = ("--epsilon", "20", "--delta", "1e-3")
+    assert terrine("ensemble", "register", "digits", *cap).code == 0
+    log = tmp_path / "log.jsonl"
+    assert terrine("ledger", "export", "--output", log).code == 0
+    assert open_to_others(data) == {}
+    assert log.stat().st_mode & 0o077 == 0
+
+
+def test_the_doctor_closes_what_is_open_only_when_it_is_told_to(
+    terrine: Terrine, database_url: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    assert terrine("init").code == 0
+    opened = [data, data / "secret.key", data / "terrine.sqlite"]
+    for path in opened:
+        path.chmod(path.stat().st_mode | 0o055)
+    assert terrine("doctor").code == 1
+    assert len(open_to_others(data)) == 3
+    done = terrine("doctor", "--fix")
+    assert done.code == 0, done.out
+    assert [says(done.err, "Closed", path) for path in opened] == [True] * 3
+    assert open_to_others(data) == {}
+    assert terrine("doctor", "--fix").err == ""

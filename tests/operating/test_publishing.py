@@ -24,19 +24,8 @@ pytestmark = pytest.mark.slow
 
 CLASSES, WORST_CASE = 4, 171
 """Queries that ε = 2 and δ = 1e-6 pay for at σ = 50 in the worst case (Gaussian DP)."""
-OPEN = (
-    "project",
-    "open",
-    "study",
-    "--ensemble",
-    "blobs",
-    "--mechanism",
-    "gnmax:sigma=50",
-    "--epsilon",
-    "2",
-    "--delta",
-    "1e-6",
-)
+MECHANISM = ("--mechanism", "gnmax:sigma=50", "--epsilon", "2", "--delta", "1e-6")
+OPEN = ("project", "open", "study", "--ensemble", "blobs", *MECHANISM)
 PUBLISHING = ("--accounting", "data_dependent", "--consensus", "0.95:9,0.6:1")
 
 
@@ -66,28 +55,13 @@ def thousand(machine: Machine, private: Path) -> Machine:
     if kept.exists():
         shutil.copytree(kept, own)
     else:
-        train(machine, private)
+        given = ("ensemble", "train", private / "private.npz", "--public", private / "pool.npy")
+        how = ("--name", "blobs", "--teachers", 1000, "--classes", CLASSES)
+        machine.run(*given, *how).fine  # noqa: B018 - asserts
         shutil.copytree(own, kept)
     cap = ("--epsilon", "6", "--delta", "2e-5", "--rule", "rdp:12")
     holds(machine.run("ensemble", "register", "blobs", *cap).fine, "order", 12)
     return machine
-
-
-def train(machine: Machine, private: Path) -> None:
-    trained = machine.run(
-        "ensemble",
-        "train",
-        private / "private.npz",
-        "--name",
-        "blobs",
-        "--teachers",
-        1000,
-        "--public",
-        private / "pool.npy",
-        "--classes",
-        CLASSES,
-    )
-    assert trained.code == 0, trained.err
 
 
 @pytest.fixture

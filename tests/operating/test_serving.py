@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import signal
 from collections.abc import Iterator
@@ -13,52 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import text
 
-from support.databases import POSTGRESQL_BY_DAY, SQLITE_BY_DAY, as_owner
+from support.databases import POSTGRESQL_BY_DAY
 from support.processes import PATIENCE_SECONDS, until
 from support.servers import Machine, Serving, question, serving_process
-from support.wording import holds
-from terrine_server.ledger import connect
-
-
-@SQLITE_BY_DAY
-@pytest.mark.usefixtures("each_database_url")
-def test_the_server_refuses_an_unmigrated_or_newer_database_and_names_the_command(
-    served_machine: Machine,
-) -> None:
-    with connect(as_owner(served_machine.database_url)).begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    refused = served_machine.run("serve", "--port", "0")
-    assert (refused.code, refused.out) == (1, "")
-    holds(refused.err, "newer")
-    holds(refused.err, "Install")
-    with connect(as_owner(served_machine.database_url)).begin() as connection:
-        connection.execute(text("DELETE FROM alembic_version"))
-    refused = served_machine.run("serve", "--port", "0")
-    assert (refused.code, refused.out) == (1, "")
-    assert "Run `terrine init`" in refused.err
-
-
-def test_what_is_loaded_before_the_first_request_is_frozen_out_of_garbage_collection(
-    served_machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    monkeypatch.setattr("gc.freeze", lambda: steps.append("freeze"))
-    monkeypatch.setattr("terrine_server.app._warm_up", lambda _: steps.append("load"))
-    monkeypatch.setattr("terrine_server.logs.configure", lambda *_: None)
-
-    def start(app: FastAPI) -> None:
-        async def begin() -> None:
-            async with app.router.lifespan_context(app):
-                steps.append("serve")
-
-        asyncio.run(begin())
-
-    monkeypatch.setattr("uvicorn.Server.run", lambda server, _: start(server.config.app))
-    assert served_machine.run("serve", "--port", "0").code == 0
-    assert steps == ["load", "freeze", "serve"]
 
 
 @POSTGRESQL_BY_DAY
