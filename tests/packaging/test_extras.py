@@ -194,7 +194,7 @@ out = Path(sys.argv[1])
 assert not {"torch", "sklearn"} & sys.modules.keys()
 random = np.random.default_rng(0)
 labels = np.arange(240) % 2
-for shape in ((4,), (20, 20), (21, 20, 3)):
+for shape in ((4,), (21, 20, 3)):
     x = random.integers(0, 99, (240, *shape), dtype=np.uint8)
     x[labels == 1, : shape[0] // 2] += 99
     spec = InputSpec(shape=shape, dtype="uint8", low=0, high=255)
@@ -209,7 +209,7 @@ print(len(list(out.iterdir())), "torch" in sys.modules)
 """
     )
     done = run(code, ("student",), tmp_path)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "7 False\n"), done.stderr
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "4 False\n"), done.stderr
     directories = [*tmp_path.iterdir()]
     for directory in directories:
         with np.load(directory / "said.npz") as said:

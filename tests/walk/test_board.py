@@ -91,7 +91,7 @@ def test_what_failed_is_said_in_its_cell() -> None:
     assert cell(row) == "took more than 900 s"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_peer_that_fails_is_said_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

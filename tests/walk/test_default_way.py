@@ -134,7 +134,7 @@ def features(machine: Machine, classes: int) -> list[str]:
 
 Write = Callable[[Machine, int], list[str]]
 BY_DAY: dict[Write, tuple[str, str] | None] = {
-    labelled_tables: ("neighbours", "postgresql"),
+    labelled_tables: None,
     unlabelled_tables: ("heads", "postgresql"),
     tables_with_a_schema: ("heads", "sqlite"),
     tables_of_people: ("neighbours", "sqlite"),

@@ -319,18 +319,13 @@ STEPS = [
 """Where it is killed, in the order of the run."""
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [STEPS[2::3], pytest.param(STEPS, marks=pytest.mark.nightly)],
-    ids=["some steps", "all steps"],
-)
-def test_killed_at_any_step_the_same_command_continues(
-    steps: list[tuple[tuple[str, str], bool]], digits: Machine, tmp_path: Path
-) -> None:
+# By day what begins with a release is killed, below.
+@pytest.mark.nightly
+def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path: Path) -> None:
     variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(digits.data)}
     trained = digits.data / "ensembles" / "digits" / "manifest.json"
     first = None
-    for place, after in steps:
+    for place, after in STEPS:
         log = tmp_path / f"{place[1]}.log"
         run = ((*DIGITS, "--yes"), variables, str(log))
         [process] = in_processes(killed_at, (tmp_path, place, after, *run))
@@ -725,7 +720,10 @@ def test_killed_at_any_step_what_it_begins_with_is_paid_for_once(
 
 @pytest.mark.parametrize(
     ("column", "changed"),
-    [(3, {"values": ["A", "B", "C", "D"]}), (1, {"high": 120})],
+    [
+        (3, {"values": ["A", "B", "C", "D"]}),
+        pytest.param(1, {"high": 120}, marks=pytest.mark.nightly),
+    ],
     ids=["a category more", "another range"],
 )
 def test_a_schema_that_changed_after_its_histograms_is_refused(

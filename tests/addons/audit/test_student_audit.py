@@ -80,6 +80,7 @@ class TestTheAttack:
         assert bare.attack is not None
         assert bare.attack.right_limits[0] > bare.attack.right_allowed
 
+    @pytest.mark.nightly
     def test_it_is_above_the_promise_if_the_noise_is_left_out(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
