@@ -25,8 +25,8 @@ from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import connect
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.privacy import VoteOutcome
-from terrine_server.privacy.budget import price
 from terrine_server.privacy.events import GaussianNoisyMax
+from terrine_server.privacy.prices import price
 
 Call = Callable[..., Caller]
 COUNTED = {"name": "noisy_votes", "sigma": 4.0}

@@ -43,7 +43,7 @@ from terrine_server.privacy import (
     quote,
     rdp,
 )
-from terrine_server.privacy.budget import Allowance, best_order_of_allowance, largest_allowance
+from terrine_server.privacy.allowance import Allowance, best_order_of_allowance, largest_allowance
 from terrine_server.privacy.curves import shift_mu
 
 FALSE_ALARM = 1e-9

@@ -26,13 +26,8 @@ from terrine_server.privacy import (
     quote,
     rdp_budget,
 )
-from terrine_server.privacy.budget import (
-    ConsideredRule,
-    RuleChoice,
-    Schedule,
-    price,
-    publication_price,
-)
+from terrine_server.privacy.budget import ConsideredRule, RuleChoice, Schedule
+from terrine_server.privacy.prices import price, publication_price
 from terrine_server.privacy.published import gnss_rdp
 from terrine_server.privacy.quoting import (
     MAX_PUBLICATIONS,

@@ -34,7 +34,7 @@ from terrine_server.privacy import (
     rdp,
     rdp_budget,
 )
-from terrine_server.privacy.budget import search_order
+from terrine_server.privacy.rules import search_order
 
 Spec = Mapping[str, Any]
 COST, DELTA = 10**12, 10**18

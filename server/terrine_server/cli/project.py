@@ -41,7 +41,7 @@ from terrine_server.owner import operations
 from terrine_server.owner.sign_in import Tokens, load_token_key
 from terrine_server.planning.first_project import forecast_neighbours
 from terrine_server.planning.opening import small_budget_warning
-from terrine_server.privacy.budget import Allowance
+from terrine_server.privacy.allowance import Allowance
 from terrine_server.settings import Settings
 
 app = typer.Typer()

@@ -39,7 +39,7 @@ from terrine_server.privacy import (
     VoteOutcome,
     event_from_json,
 )
-from terrine_server.privacy.budget import Allowance
+from terrine_server.privacy.allowance import Allowance
 from terrine_server.privacy.published import ActualCost, Meter, Tally
 
 _STORED = np.dtype("<u4")

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS, Spec, choose
-from terrine_server.privacy.budget import Terms, find_allowance
+from terrine_server.privacy.allowance import find_allowance
+from terrine_server.privacy.budget import Terms
 from terrine_server.privacy.curves import gdp_budget, gdp_squared
 from terrine_server.privacy.events import NeighbourCounts
 from terrine_server.privacy.mechanisms import build_mechanism

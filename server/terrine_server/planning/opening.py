@@ -16,13 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrine_server.planning.expected import expected_pass_rate
-from terrine_server.privacy.budget import (
-    ConsideredRule,
-    Rule,
-    RuleChoice,
-    Terms,
-    search_order,
-)
+from terrine_server.privacy.budget import ConsideredRule, RuleChoice, Terms
 from terrine_server.privacy.curves import rdp
 from terrine_server.privacy.events import ConfidentMax, CostEvent, GaussianArgmax
 from terrine_server.privacy.joint import (
@@ -38,6 +32,7 @@ from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.registration import JointlyPriced
 from terrine_server.privacy.parameters import MIN_ANSWER_SHARE, ParameterError, within
 from terrine_server.privacy.quoting import cap_order, quote, split_delta
+from terrine_server.privacy.rules import Rule, search_order
 
 MAX_OUTCOME_COST = 3.0
 """The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.

@@ -31,7 +31,7 @@ from terrine_server.planning.expected import (
 )
 from terrine_server.planning.first_project import sigma_for_rows
 from terrine_server.planning.opening import Quote, Spec, expected_answers, quick_quote, quotes
-from terrine_server.privacy.budget import GDP, Rule, Terms
+from terrine_server.privacy.budget import Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms import COMPARED, MECHANISMS, build_mechanism
@@ -47,6 +47,7 @@ from terrine_server.privacy.parameters import (
 )
 from terrine_server.privacy.published import FLOOR, GRID, BoundRelease, Meter
 from terrine_server.privacy.quoting import cap_order, publication_z, quote, split_delta
+from terrine_server.privacy.rules import GDP, Rule
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)

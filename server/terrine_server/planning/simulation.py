@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from terrine_server.planning.opening import choose
-from terrine_server.privacy.budget import GDP, Rule, Terms
+from terrine_server.privacy.budget import Terms
 from terrine_server.privacy.mechanisms.base import Mechanism, Probabilities
 from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.numbers import check_votes
+from terrine_server.privacy.rules import GDP, Rule
 
 REFUSED = "refused"
 

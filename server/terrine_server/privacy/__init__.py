@@ -1,16 +1,6 @@
 """Mechanisms, their costs, and how a budget is enforced. Pure: no I/O, no clock, no database."""
 
-from terrine_server.privacy.budget import (
-    GDP,
-    Account,
-    DeltaSplit,
-    PaidRelease,
-    Price,
-    Rule,
-    Schedule,
-    Terms,
-    price,
-)
+from terrine_server.privacy.budget import Account, DeltaSplit, PaidRelease, Schedule, Terms
 from terrine_server.privacy.curves import (
     additive_delta,
     epsilon_from_gdp,
@@ -44,6 +34,8 @@ from terrine_server.privacy.mechanisms.neighbours import Accounts, Neighbours, U
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.prices import Price, price
 from terrine_server.privacy.published import BoundRelease
 from terrine_server.privacy.quoting import Cap, cap, cap_order, cap_share, quote
 from terrine_server.privacy.releases import Histograms, build_release
+from terrine_server.privacy.rules import GDP, Rule

@@ -8,257 +8,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, assert_never
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from terrine_server.privacy.curves import (
-    additive_delta,
-    epsilon_from_gdp,
-    epsilon_from_rdp,
-    gdp_budget,
-    gdp_squared,
-    rdp,
-    rdp_budget,
-)
-from terrine_server.privacy.events import (
-    Composition,
-    ConfidentMax,
-    CostEvent,
-    GaussianArgmax,
-    GaussianNoisyCounts,
-    GaussianNoisyMax,
-    GaussianThreshold,
-    LaplaceArgmax,
-    LaplaceNoisyMax,
-    LedgerEvent,
-    NeighbourCounts,
-    PublishedBound,
-    ReleasedCounts,
-    StabilityTest,
-)
+from terrine_server.privacy.allowance import Allowance
+from terrine_server.privacy.curves import epsilon_from_gdp, epsilon_from_rdp
+from terrine_server.privacy.events import ReleasedCounts
 from terrine_server.privacy.mechanisms.base import VoteOutcome
-from terrine_server.privacy.numbers import (
-    COST_UNITS,
-    DELTA_UNITS,
-    SAMPLER_DELTA,
-    SLACK,
-    ceil_units,
-)
-from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.numbers import COST_UNITS
+from terrine_server.privacy.prices import Price, by_component, highest_price
 from terrine_server.privacy.published import BoundRelease
 from terrine_server.privacy.releases import build_release
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How costs add up: Gaussian DP, or Rényi DP at one order."""
-
-    name: Literal["gdp", "rdp"]
-    order: float | None = None
-
-    def __str__(self) -> str:
-        return "Gaussian DP" if self.order is None else f"Rényi DP at order {self.order:g}"
-
-
-GDP = Rule("gdp")
-
-
-def opening_rule(events: Iterable[CostEvent], epsilon: float, delta: float) -> Rule:
-    """Return the rule under which a project that charges these events is opened.
-
-    `delta` is the share of δ that converts the rule's quantity into ε. The rule is Gaussian DP,
-    unless an event adds up better in Rényi DP: one with Laplace noise, or one priced jointly.
-    """
-    kinds = list(events)
-    if any(map(_is_cheaper_in_rdp, kinds)):
-        return Rule("rdp", best_order(kinds, epsilon, delta))
-    return GDP
-
-
-def best_order(events: Iterable[CostEvent], epsilon: float, delta: float) -> float:
-    """Return the Rényi order at which the budget buys the most queries of the most expensive kind.
-
-    It is chosen from public parameters before the first query and then fixed: "as long as some
-    order still fits" is not a valid filter (tests/privacy shows a counterexample). Orders beyond
-    1/δ make the rule at least as generous as adding up pure ε.
-    """
-    orders, kinds = _orders(delta), list(events)
-    if any(
-        isinstance(event, ConfidentMax | LaplaceArgmax | GaussianArgmax) for event in kinds
-    ):  # priced order by order
-        return search_order(
-            epsilon, delta, lambda order: max(float(rdp(event, order)) for event in kinds)
-        )
-    highest = np.max([rdp(event, orders) for event in kinds], axis=0)
-    return float(orders[np.argmax(rdp_budget(orders, epsilon, delta) / highest)])
-
-
-def search_order(epsilon: float, delta: float, cost: Callable[[float], float]) -> float:
-    """Return the order at which the budget buys the most queries of this mean cost.
-
-    For costs that take long: it tries about thirty orders, and ends within 4 % of a local best.
-    """
-    orders = _orders(delta)
-
-    def bought(at: int) -> float:
-        return float(rdp_budget(orders[at], epsilon, delta)) / cost(float(orders[at]))
-
-    best, near = 0, range(0, len(orders), 256)
-    for step in (64, 16, 8):
-        best = max(near, key=bought)
-        near = range(max(0, best - 3 * step), min(len(orders), best + 3 * step + 1), step)
-    return float(orders[max(near, key=bought)])
-
-
-def _orders(delta: float) -> NDArray[np.float64]:
-    return np.round(1 + np.geomspace(0.01, 100 / max(delta, 1e-15), 4000), 2)
-
-
-def _is_cheaper_in_rdp(event: CostEvent) -> bool:
-    match event:
-        case LaplaceNoisyMax() | LaplaceArgmax() | ConfidentMax():
-            return True
-        case GaussianNoisyMax() | GaussianNoisyCounts() | GaussianThreshold():
-            return False
-        case GaussianArgmax() | StabilityTest() | NeighbourCounts():
-            return False
-        case Composition(events):
-            return any(map(_is_cheaper_in_rdp, events))
-        case _:
-            assert_never(event)
-
-
-@dataclass(frozen=True)
-class Price:
-    """What one query debits: `cost` and `cap_cost` in 1e-12, `delta` in 1e-18."""
-
-    cost: int
-    delta: int
-    cap_cost: int
-
-
-def price(event: LedgerEvent, rule: Rule, cap_rule: Rule = GDP) -> Price:
-    """Return what a ledger entry for `event` debits under `rule`, rounded up."""
-    if isinstance(event, PublishedBound):
-        return publication_price(BoundRelease.of(event))
-    return Price(
-        cost=_cost(event, rule),
-        delta=_additive_units(event) + SAMPLER_DELTA,
-        cap_cost=_cost(event, cap_rule),
-    )
-
-
-def _additive_units(event: CostEvent | ReleasedCounts) -> int:
-    if isinstance(event, ReleasedCounts):
-        return 0
-    return ceil_units(additive_delta(event), DELTA_UNITS)
-
-
-def publication_price(publication: BoundRelease) -> Price:
-    """Return what one publication debits, rounded up. The cap counts the same cost as the rule."""
-    cost = ceil_units(publication.cost * (1 + SLACK), COST_UNITS)
-    delta = ceil_units(publication.failure, DELTA_UNITS) + SAMPLER_DELTA
-    return Price(cost=cost, delta=delta, cap_cost=cost)
-
-
-def _cost(event: CostEvent | ReleasedCounts, rule: Rule) -> int:
-    cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
-    return ceil_units(cost * (1 + SLACK), COST_UNITS)
-
-
-MAX_ALLOWANCE = 2**32 - 1
-"""Accounts are stored in 32 bits."""
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """`most`: A, what Σ‖v‖² of any unit never exceeds. `norm`: no vote has a larger ‖v‖.
-
-    `sigma`: of the noise, the same for all queries. `queries`: how many are answered.
-    """
-
-    most: int
-    norm: int
-    sigma: float
-    queries: int
-
-    def most_spent(self, queries: int) -> int:
-        """Return the most that any unit can have spent after so many queries, which is public."""
-        return min(self.most, queries * self.norm**2)
-
-    def cost(self, squared: int, rule: Rule) -> float:
-        """Return what Σ‖v‖² = `squared` of every unit costs under a rule, rounded up."""
-        return squared * _cost_of_one(self.sigma, rule)
-
-    def cost_units(self, squared: int, rule: Rule) -> int:
-        """Return `cost` in whole units, rounded up."""
-        return ceil_units(self.cost(squared, rule), COST_UNITS)
-
-
-def find_allowance(
-    sigma: float, norm: int, queries: int, epsilon: float, delta: float
-) -> tuple[Rule, Allowance]:
-    """Return the larger of the allowances in Gaussian DP and in zCDP, and its rule.
-
-    `delta`: for the conversion alone. Raises `ParameterError` if it is less than one whole vote.
-    """
-    order = best_order_of_allowance(epsilon, delta)
-    found = {
-        rule: largest_allowance(rule, sigma, epsilon, delta) for rule in (GDP, Rule("rdp", order))
-    }
-    rule = max(found, key=lambda rule: found[rule])
-    most = min(found[rule], queries * norm**2, MAX_ALLOWANCE)
-    if most < norm**2:
-        raise ParameterError(
-            f"epsilon = {epsilon:g} and sigma = {sigma:g} allow every person {most} in squared "
-            f"votes over all queries, but a single vote may have {norm**2}: nobody could cast one. "
-            "Use more noise, a larger epsilon or a smaller norm."
-        )
-    return rule, Allowance(most, norm, sigma, queries)
-
-
-def largest_allowance(rule: Rule, sigma: float, epsilon: float, delta: float) -> int:
-    """Return the largest A that implies (ε, δ)-DP under a rule, rounded down.
-
-    Gaussian DP: ⌊μ²/(2·μ_Z(σ)²)⌋. Rényi DP at an order α: ⌊Bσ²⌋, B the largest ρ with which α·ρ
-    implies (ε, δ).
-    """
-    if rule.order is None:
-        budget = gdp_budget(epsilon, delta)
-    else:
-        budget = float(rdp_budget(rule.order, epsilon, delta)) * (1 - SLACK)
-    each = Fraction(_cost_of_one(sigma, rule))
-    return max(0, math.floor(Fraction(budget) / each))
-
-
-def best_order_of_allowance(epsilon: float, delta: float) -> float:
-    """Return the order at which ρ-zCDP implies (ε, δ) for the largest ρ.
-
-    The whole project costs α·A/σ² at every order α at once, so any may be chosen beforehand.
-    """
-    from scipy.optimize import minimize_scalar  # late: most commands compute no budget
-
-    found = minimize_scalar(
-        lambda log: -float(rdp_budget(1 + math.exp(log), epsilon, delta)) / (1 + math.exp(log)),
-        bounds=(math.log(1e-3), math.log(1e3 * (1 - math.log(delta)) / min(epsilon, 1.0))),
-        method="bounded",
-        options={"xatol": 1e-9},
-    )
-    return float(f"{1 + math.exp(found.x):.9g}")
-
-
-def _cost_of_one(sigma: float, rule: Rule) -> float:
-    """Return what ‖v‖² = 1 costs under a rule, rounded up."""
-    event = NeighbourCounts(sigma, norm=1)
-    cost = gdp_squared(event) if rule.order is None else float(rdp(event, rule.order))
-    return cost * (1 + SLACK)
+from terrine_server.privacy.rules import GDP, Rule
 
 
 @dataclass(frozen=True)
@@ -415,7 +181,7 @@ class Terms:
     def least(self) -> Price:
         """The least that any query can cost, component by component."""
         every = [price for prices in self._price_lists.values() for price in prices.values()]
-        return _by_component(min, every)
+        return by_component(min, every)
 
     @cached_property
     def room(self) -> Price:
@@ -593,16 +359,3 @@ class Terms:
 # What msgspec knows of these classes is found out here, once: it crashes the process when several
 # threads find it out together.
 msgspec.json.Decoder(Terms)
-
-
-def highest_price(prices: Iterable[Price]) -> Price:
-    """Return the most of each component."""
-    return _by_component(max, list(prices))
-
-
-def _by_component(choose: Callable[[Iterable[int]], int], prices: Sequence[Price]) -> Price:
-    return Price(
-        cost=choose(price.cost for price in prices),
-        delta=choose(price.delta for price in prices),
-        cap_cost=choose(price.cap_cost for price in prices),
-    )

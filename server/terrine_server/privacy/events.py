@@ -1,6 +1,6 @@
 """Cost events: frozen records of what a mechanism did, independent of what it costs.
 
-`budget.price` prices events. The ledger stores them as JSON, so that a better analysis can
+`prices.price` prices events. The ledger stores them as JSON, so that a better analysis can
 re-price old entries.
 """
 
@@ -58,7 +58,7 @@ class NeighbourCounts(_Json):
 
     Between neighbours one unit's votes v are replaced by others v', neither of them negative, so
     the counts move by ‖v − v'‖² ≤ 2·norm². That is its price by itself. What all queries of a
-    project cost together, a unit's account bounds: `budget.find_allowance`.
+    project cost together, a unit's account bounds: `allowance.find_allowance`.
     """
 
     sigma: float

@@ -14,22 +14,8 @@ from typing import Any
 
 from scipy.special import ndtri
 
-from terrine_server.privacy.budget import (
-    GDP,
-    BaselinePrices,
-    DeltaSplit,
-    PaidRelease,
-    Price,
-    Rule,
-    Schedule,
-    Terms,
-    find_allowance,
-    highest_price,
-    opening_rule,
-    price,
-    publication_price,
-    search_order,
-)
+from terrine_server.privacy.allowance import find_allowance
+from terrine_server.privacy.budget import BaselinePrices, DeltaSplit, PaidRelease, Schedule, Terms
 from terrine_server.privacy.curves import additive_delta, gdp_budget, rdp_budget
 from terrine_server.privacy.events import (
     CostEvent,
@@ -53,8 +39,10 @@ from terrine_server.privacy.parameters import (
     check_epsilon,
     integer,
 )
+from terrine_server.privacy.prices import Price, highest_price, price, publication_price
 from terrine_server.privacy.published import BoundRelease
 from terrine_server.privacy.releases import build_release
+from terrine_server.privacy.rules import GDP, Rule, opening_rule, search_order
 
 STABILITY_SHARE = Fraction(1, 20)
 PUBLICATION_SHARE = Fraction(1, 10)
