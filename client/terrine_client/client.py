@@ -32,20 +32,11 @@ from terrine_protocol import (
     EnsembleInfo,
     LedgerPage,
     LogState,
-    MechanismSpec,
     Outcome,
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
     ProjectUpdate,
-    RequestAccount,
-    RequestApprove,
-    RequestApproved,
-    RequestCreate,
-    RequestInfo,
-    RequestPage,
-    RequestRefuse,
-    RequestStatus,
     TokenCreate,
     TokenCreated,
     TokenInfo,
@@ -58,7 +49,6 @@ _PAGE = {"limit": "1000"}
 _ENSEMBLES: TypeAdapter[list[EnsembleAccount | EnsembleInfo]] = TypeAdapter(
     list[EnsembleAccount | EnsembleInfo]
 )
-_REQUEST: TypeAdapter[RequestAccount | RequestInfo] = TypeAdapter(RequestAccount | RequestInfo)
 
 
 class _Methods(Connection[Any]):
@@ -159,67 +149,6 @@ class _Methods(Connection[Any]):
             "GET",
             f"/projects/{_segment(name)}" if name else "/project",
             ProjectInfo,
-        )
-
-    @operation
-    def request_project(
-        self,
-        title: str,
-        purpose: str,
-        epsilon: float,
-        *,
-        delta: float | None = None,
-        mechanism: MechanismSpec | None = None,
-    ) -> Call[RequestInfo]:
-        """Ask the data owner for a new project on the same ensemble, also for more budget.
-
-        title, purpose: what it is to be called, and what its labels are for.
-        epsilon: its own budget, besides that of the token's project, which does not change.
-        delta, mechanism: by default those of the token's project.
-
-        The same request again, while it is open, is the same one. Raises Conflict when too many
-        are open. For students.
-        """
-        request = RequestCreate(
-            title=title, purpose=purpose, epsilon=epsilon, delta=delta, mechanism=mechanism
-        )
-        return Call("POST", "/requests", _REQUEST, request)
-
-    @listing
-    def requests(
-        self, status: RequestStatus | str | None = None
-    ) -> Call[Page[RequestAccount | RequestInfo]]:
-        """The requests of this token, oldest first; for auditors and admins, everybody's."""
-        if status is not None and status not in set(RequestStatus):
-            raise ConfigurationError(f"The status must be one of {', '.join(RequestStatus)}.")
-        params = _PAGE if status is None else {**_PAGE, "status": str(status)}
-        return Call("GET", "/requests", RequestPage, params=params)
-
-    @operation
-    def request(self, request_id: str) -> Call[RequestAccount | RequestInfo]:
-        """The state of a request; for admins, with what approving it would mean."""
-        return Call("GET", f"/requests/{_segment(request_id)}", _REQUEST)
-
-    @operation
-    def approve_request(self, request_id: str, approval: RequestApprove) -> Call[RequestApproved]:
-        """Open the project that was asked for, as it was or with other terms. For admins."""
-        return Call(
-            "POST",
-            f"/requests/{_segment(request_id)}/approve",
-            RequestApproved,
-            approval,
-            repeatable=False,
-        )
-
-    @operation
-    def refuse_request(self, request_id: str, reason: str) -> Call[RequestInfo]:
-        """Refuse a request; its author reads the reason. For admins."""
-        return Call(
-            "POST",
-            f"/requests/{_segment(request_id)}/refuse",
-            _REQUEST,
-            RequestRefuse(reason=reason),
-            repeatable=False,
         )
 
     @operation

@@ -75,27 +75,17 @@ from terrine_protocol.projects import (
     PublishingTerms,
     SecretSpend,
 )
-from terrine_protocol.requests import (
-    ApprovalInfo,
-    RequestAccount,
-    RequestApprove,
-    RequestApproved,
-    RequestCreate,
-    RequestInfo,
-    RequestPage,
-    RequestRefuse,
-    RequestStatus,
+from terrine_protocol.schema import Column, PublicSource, TableSchema
+from terrine_protocol.tokens import (
     TokenCreate,
     TokenCreated,
     TokenInfo,
     TokenPage,
 )
-from terrine_protocol.schema import Column, PublicSource, TableSchema
 
 __all__ = [
     "MECHANISM_SPECS",
     "PROBLEMS",
-    "ApprovalInfo",
     "Budget",
     "BudgetPage",
     "Charge",
@@ -145,14 +135,6 @@ __all__ = [
     "Ready",
     "ReceiptPage",
     "Reply",
-    "RequestAccount",
-    "RequestApprove",
-    "RequestApproved",
-    "RequestCreate",
-    "RequestInfo",
-    "RequestPage",
-    "RequestRefuse",
-    "RequestStatus",
     "Role",
     "RowsRequest",
     "RuleInfo",

@@ -34,21 +34,19 @@ Title = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=VISIBLE_LINE),
     Field(description="What the project is called among people.", examples=["Sepsis, ward 3"]),
 ]
-_Text = StringConstraints(
-    strip_whitespace=True,
-    min_length=1,
-    max_length=1000,
-    pattern=rf"^[^\x00-\x09\x0b-\x1f{_HIDDEN}]*$",
-)
 Purpose = Annotated[
     str,
-    _Text,
+    StringConstraints(
+        strip_whitespace=True,
+        min_length=1,
+        max_length=1000,
+        pattern=rf"^[^\x00-\x09\x0b-\x1f{_HIDDEN}]*$",
+    ),
     Field(
         description="What the labels are for. The log keeps it for good.",
         examples=["To warn of sepsis six hours earlier, on public records."],
     ),
 ]
-Reason = Annotated[str, _Text, Field(description="Why it is refused; the requester reads it.")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -92,7 +92,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "not-found",
             404,
             "Not found",
-            "The named project, ensemble, token, request or page does not exist.",
+            "The named project, ensemble, token or page does not exist.",
         ),
         (
             "method-not-allowed",
@@ -104,7 +104,7 @@ PROBLEMS: dict[str, ProblemType] = {
             "conflict",
             409,
             "Conflict with the current state",
-            "A name is taken, a status cannot be changed that way, or too many requests are open.",
+            "A name is taken, or a status cannot be changed that way.",
         ),
         (
             "cap-exceeded",

@@ -136,7 +136,6 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         students.router,
         ledger_routes.router,
         owner.router,
-        owner.requests_router,
         ledger_routes.receipts_router,
         admin.router,
     ):

@@ -30,7 +30,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OWN_PATHS = {
     *("admin", "budget", "checkpoint", "ensembles", "healthz", "label", "ledger", "log"),
     *("metrics", "openapi.json", "pool", "problems", "project", "projects", "readyz"),
-    *("receipts", "requests", "tile", "tokens"),
+    *("receipts", "tile", "tokens"),
 }
 """What the paths of routes begin with: below such a prefix, nobody knows whose a path is."""
 PREFIX = re.compile(r"(/[A-Za-z0-9_~-]+)*")

@@ -13,18 +13,14 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from terrine_protocol import (
-    ApprovalInfo,
     Budget,
     Charge,
     EnsembleAccount,
     EnsembleInfo,
     Outcome,
     ProjectInfo,
-    RequestAccount,
-    RequestInfo,
 )
 from terrine_server import ledger
-from terrine_server.owner.operations import ProjectQuote
 from terrine_server.privacy import Accounts
 
 
@@ -167,36 +163,3 @@ def charge(record: ledger.ChargeRecord, ensemble: ledger.EnsembleRecord) -> Char
     """Return one entry of the ledger of a project on this ensemble."""
     name = ensemble.class_names.get(record.label)
     return Charge.model_validate({**vars(record), "label_name": name})
-
-
-def request(record: ledger.RequestRecord) -> RequestInfo:
-    """Return a request as whoever made it sees it."""
-    return RequestInfo.model_validate({**vars(record), **record.asked})
-
-
-def request_account(
-    record: ledger.RequestRecord, quoted: ProjectQuote | None = None, cannot: str | None = None
-) -> RequestAccount:
-    """Return a request as its owner sees it, with what `examine` found of it."""
-    return RequestAccount.model_validate(
-        {
-            **vars(record),
-            **record.asked,
-            "approval": None if quoted is None else _approval(quoted),
-            "cannot_be_opened": cannot,
-        }
-    )
-
-
-def _approval(quoted: ProjectQuote) -> ApprovalInfo:
-    population, terms = quoted.ensemble.population, quoted.terms
-    return ApprovalInfo(
-        prices=terms.prices,
-        affordable=quoted.affordable,
-        reserved=quoted.reserved,
-        cap=population.cap,
-        delta_reserved=quoted.delta_reserved,
-        delta_cap=population.delta_cap,
-        fits=quoted.fits,
-        warning=quoted.warning,
-    )

@@ -256,7 +256,7 @@ def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: V
 
 
 PREFIX = "/hospital/terrine"
-IN_MENU = ("", "/open", "/requests", "/tokens", "/ensembles", "/log", "/audit")
+IN_MENU = ("", "/open", "/tokens", "/ensembles", "/log", "/audit")
 LINK = re.compile(r'(?:href|action)="([^"]*)"')
 
 

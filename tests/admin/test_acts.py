@@ -192,7 +192,7 @@ def test_a_spent_project_says_so_and_what_to_do_next(house: House, admin: Visito
     said = text_of(admin.get("/admin/projects/few"))
     holds(said, "few", "spent")
     holds(said, "pays", "further", "query")
-    assert re.search(r"up to about ε = [\d.]+ still fits under the cap of digits", said)
+    assert re.search(r"(?i)up to about ε = [\d.]+ still fits under the cap of digits", said)
 
 
 def test_what_an_answer_costs_beside_an_abstention_can_be_chosen(

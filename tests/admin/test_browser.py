@@ -15,7 +15,7 @@ from support.data import DigitsEnsemble
 from support.processes import PATIENCE_SECONDS
 from support.servers import RunningServer, running_server
 from terrine_client import Client
-from terrine_protocol import Outcome, ProjectStatus
+from terrine_protocol import Outcome
 from terrine_server.admin import charts
 from terrine_server.ledger import ProjectPosition
 
@@ -135,22 +135,11 @@ def some(server: RunningServer) -> None:
             client.label(server.ensemble.public[:20])
 
 
-@pytest.fixture
-def asked(some: None, server: RunningServer) -> Iterator[str]:
-    """A request that waits for a decision; its path. What it became is closed afterwards."""
-    with Client(server.url, server.token()) as client:
-        request = client.request_project("Sepsis, year 2", "To label\nanother year.", 5.0)
-    yield f"/requests/{request.id}"
-    opened = server.ledger.find_request(request.id).project
-    if opened is not None:
-        server.ledger.set_status(opened, ProjectStatus.CLOSED)
-
-
 def test_every_screen_is_readable_on_a_phone_and_on_a_desk(
-    chrome: Browser, server: RunningServer, asked: str
+    chrome: Browser, server: RunningServer, some: None
 ) -> None:
     page, said = open_page(chrome, server, java_script_enabled=False)
-    for path in (*SCREENS, asked):
+    for path in SCREENS:
         reply = page.goto(f"{server.url}/admin{path}")
         assert reply is not None
         assert reply.ok, path
@@ -241,7 +230,7 @@ OUTSIDE = """[...document.querySelectorAll('svg.chart')].flatMap(chart => {
 @pytest.mark.nightly
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_axe_finds_nothing(
-    chrome: Browser, server: RunningServer, asked: str, colours: Literal["light", "dark"]
+    chrome: Browser, server: RunningServer, some: None, colours: Literal["light", "dark"]
 ) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
@@ -249,7 +238,7 @@ def test_axe_finds_nothing(
     ).Axe()
     page, _ = open_page(chrome, server, color_scheme=colours)
     options, paths = {
-        "light": ({"resultTypes": ["violations"]}, (*SCREENS, "/projects/none", asked)),
+        "light": ({"resultTypes": ["violations"]}, (*SCREENS, "/projects/none")),
         "dark": ({"runOnly": ["color-contrast"]}, IN_THE_DARK),
     }[colours]
     found = []

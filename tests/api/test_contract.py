@@ -32,7 +32,6 @@ def ask(served: RunningServer) -> Any:
 @pytest.mark.parametrize(
     ("method", "path", "role"),
     [
-        ("POST", "/requests", Role.STUDENT),
         ("POST", "/projects", Role.ADMIN),
         ("PATCH", "/projects/study", Role.ADMIN),
         ("POST", "/tokens", Role.ADMIN),

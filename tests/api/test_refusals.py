@@ -16,9 +16,12 @@ from sqlalchemy import make_url
 from starlette.responses import JSONResponse
 
 from support.clients import Caller, npy, npz, slug
+from support.data import DigitsEnsemble
 from support.databases import database_gone
 from support.documents import ROOT
-from support.servers import INTERACTIVE, RunningServer
+from support.servers import INTERACTIVE, RunningServer, running_server
+from support.wording import refuses
+from terrine_client import BudgetExhausted, Client, Forbidden
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.designed import Margins, design_pool, margin_questions
@@ -329,6 +332,23 @@ def test_without_its_database_the_service_answers_nothing_and_recovers(
     assert student.label(inputs).status_code == 200
     assert terrine_server.ledger.project("study").charges == 2
     assert terrine_server.ledger.verify("study").ok
+
+
+def test_whoever_has_spent_a_budget_is_told_whom_to_ask(
+    tmp_path: Path, database_url: str, digits_ensemble: DigitsEnsemble
+) -> None:
+    contact = "Data office, data@hospital.example"
+    with running_server(tmp_path, database_url, digits_ensemble, contact=contact) as server:
+        server.open_project("study", epsilon=3.0)
+        with Client(server.url, server.token()) as client:
+            left = client.budget().affordable
+            client.label(server.ensemble.public[:left])
+            with refuses(BudgetExhausted, "data@hospital.example") as caught:
+                client.label(server.ensemble.public[left : left + 1])
+            assert caught.value.contact == contact
+            with pytest.raises(Forbidden) as other:
+                client.project("another")
+            assert other.value.contact is None
 
 
 def test_a_project_without_a_designed_pool_says_so(

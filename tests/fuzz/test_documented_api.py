@@ -30,7 +30,7 @@ CHECKS: list[CheckFunction] = [
     checks.negative_data_rejection,
 ]
 ROLES = ("student", "auditor", "metrics", "admin", None)
-STUDENTS = ("/label", "/label/used-up", "/budget", "/project", "/requests")
+STUDENTS = ("/label", "/label/used-up", "/budget", "/project")
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +83,7 @@ def test_every_response_is_described_in_the_document(
     schema = from_url(f"{server.url}/openapi.json")
     session = requests.Session()
     spare = server.token().split("_")[1]
-    more: Any = {"title": "More", "purpose": "To learn", "epsilon": 1.0}
-    asked = session.post(f"{server.url}/requests", json=more, headers=tokens["student"]).json()
     things = {"project": "study", "name": "survey", "slug": "not-found", "token_id": spare}
-    things["request_id"] = asked["id"]
 
     @examples(DOCUMENTED // share)
     @given(cases(schema, things), st.sampled_from(["the one that may"] * 8 + [*ROLES]))

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 import terrine_server
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import CONFIDENT, answered, digest, open_ledger, open_project, register
+from support.ledgers import answered, digest, open_ledger, open_project, register
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewToken, check_writable, connect
@@ -53,7 +53,6 @@ def ledger(each_database_url: str) -> Ledger:
     ledger = open_ledger(each_database_url)
     ledger.charge(open_project(ledger, 20).id, [answered(1)])
     student(ledger, "t1")
-    request(ledger, "r1")
     return ledger
 
 
@@ -70,18 +69,11 @@ def student(ledger: Ledger, id: str) -> None:
     )
 
 
-def request(ledger: Ledger, id: str) -> None:
-    asked = {"mechanism": CONFIDENT, "epsilon": 1.0, "delta": 1e-6}
-    ledger.make_request(id=id, token="t1", title=id, purpose="more", asked=asked)
-
-
 ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
     ("projects", "INSERT"): lambda ledger: open_project(ledger, 3, name="other"),
     ("ensembles", "INSERT"): lambda ledger: register(ledger, "other"),
     ("tokens", "INSERT"): lambda ledger: student(ledger, "t2"),
     ("tokens", "UPDATE"): lambda ledger: ledger.revoke_token("t2"),
-    ("requests", "INSERT"): lambda ledger: request(ledger, "r2"),
-    ("requests", "UPDATE"): lambda ledger: ledger.refuse_request("r1", "no"),
     ("administrative_log", "INSERT"): lambda ledger: student(ledger, "t3"),
     ("log_head", "UPDATE"): lambda ledger: student(ledger, "t4"),
     ("projects", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.PAUSED),

@@ -26,7 +26,6 @@ from support.ledgers import (
     open_published,
     publishing_ledger,
     register,
-    terms,
     voted,
 )
 from support.processes import Terrine
@@ -34,7 +33,7 @@ from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor import check_database_rights
 from terrine_server.errors import DatabaseUnavailable
-from terrine_server.ledger import Ledger, NewProject, NewToken, check_schema, connect, seal, upgrade
+from terrine_server.ledger import Ledger, NewToken, check_schema, connect, seal, upgrade
 from terrine_server.ledger.migrating import check_rights, grant, schema_differences
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -96,24 +95,12 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
             expires_at=datetime.now(UTC) + timedelta(days=1),
         )
     )
-    made = {
-        id: ledger.make_request(id=id, token=token.id, title=id, purpose="To learn", asked={})
-        for id in ("kept", "refused")
-    }
-    assert ledger.refuse_request("refused", "No").decided_at is not None
-    decided, opened, _ = ledger.approve_request(
-        "kept",
-        NewProject(
-            "more", made["kept"].ensemble, CONFIDENT, terms(2, CONFIDENT), "More", "To learn"
-        ),
-    )
-    assert decided.project == opened.name == "more"
     assert ledger.revoke_token(token.id).revoked_at is not None
     for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
         assert ledger.set_status("study", status).status is status
     assert ledger.verify("study").ok
     other = b"o" * 64
-    assert seal(restricted, other, old_key=SECRET_KEY).projects == 2
+    assert seal(restricted, other, old_key=SECRET_KEY).projects == 1
     assert Ledger(restricted, other).verify_log().ok
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text, update
 
 from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY
-from support.ledgers import GNMAX, answered, digest, open_ledger, open_project, terms, unguarded
+from support.ledgers import GNMAX, answered, open_ledger, open_project, terms, unguarded
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.errors import Conflict, LedgerCorrupted, NotSealed, Unauthorized
-from terrine_server.ledger import Action, Ledger, NewProject, NewToken, connect, seal
+from terrine_server.ledger import Action, Ledger, NewProject, connect, seal
 from terrine_server.ledger.schema import (
     ensembles,
     metadata,
-    requests,
     tokens,
 )
 from terrine_server.owner.sign_in import SecretKeyError, Tokens, load_token_key
@@ -32,13 +29,12 @@ OTHER_KEY = b"o" * 64
 
 
 def sealed(url: str) -> Engine:
-    """One project with two charges, of which one has a key, a token, and a request made with it."""
+    """One project with two charges, of which one has a key, and a token."""
     ledger = open_ledger(url)
     project = open_project(ledger, 10)
     ledger.charge(project.id, [answered(1)])
     ledger.charge(project.id, [answered(2)])
-    token = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
-    ledger.make_request(id="f" * 16, token=token.id, title="More", purpose="To learn", asked={})
+    Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
     return connect(url)
 
 
@@ -99,14 +95,13 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
 ) -> None:
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(update(ensembles).values(path="elsewhere/mnist"))
-        connection.execute(requests.delete())
         connection.execute(tokens.delete())
     with refuses(LedgerCorrupted, "elsewhere/mnist"):
         seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     sealed = seal(engine, OTHER_KEY, accept=True)
     assert sealed.adopted["ensemble"] == ["mnist"]
     assert sealed.adopted["project"] == []
-    assert (len(sealed.adopted["token"]), sealed.adopted["request"]) == (1, ["f" * 16])
+    assert len(sealed.adopted["token"]) == 1
     ledger = Ledger(engine, OTHER_KEY)
     assert ledger.verify_log().ok
     assert ledger.ensemble("mnist").path == "elsewhere/mnist"
@@ -119,21 +114,12 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
 def test_an_act_and_its_entry_are_written_together_or_not_at_all(each_engine: Engine) -> None:
     ledger = Ledger(each_engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
-    student = ledger.find_request("f" * 16).token
-    asks: dict[str, Any] = {"title": "Another", "purpose": "To learn", "asked": {}}
-    new = NewToken(
-        "e" * 16, digest("e"), Role.STUDENT, "more", "", datetime(2100, 1, 1, tzinfo=UTC)
-    )
-    more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
     acts: dict[str, Callable[[], object]] = {
         "open": lambda: ledger.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
         "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
         "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),
         "create": lambda: Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)),
         "revoke": lambda: ledger.revoke_token(created.id),
-        "ask": lambda: ledger.make_request(id="0" * 16, token=student, **asks),
-        "refuse": lambda: ledger.refuse_request("0" * 16, "Not now"),
-        "approve": lambda: ledger.approve_request("f" * 16, more, new),
     }
     before = everything(each_engine)
     for what, act in acts.items():

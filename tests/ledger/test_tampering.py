@@ -319,12 +319,6 @@ def larger_edits(world: World) -> Iterator[tuple[str, Edit]]:
     yield "tokens: removed", gone("tokens", id=student)
     yield "tokens: a second one", copied(world, "tokens", {"id": student}, id="0" * 16)
 
-    refused = {"id": "refused"}
-    yield "requests: of another token", change("requests", refused, token_id=world.id_of("moved"))
-    yield "requests: open again, with its old seal", set_back(world, "requests", **refused)
-    yield "requests: removed", gone("requests", id="waiting")
-    yield "requests: a second one", copied(world, "requests", refused, id="third")
-
     secret = {"project_id": ids["secret"]}
     yield "secret_spends: an older tally, with its seal", set_back(world, "secret_spends", **secret)
     yield "secret_spends: removed", gone("secret_spends", **secret)
@@ -550,7 +544,6 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         "payments": lambda: (
             {*ledger.payers("study", [1, 2, 3]).values()} <= {world.id_of("student")}
         ),
-        "requests": lambda: [(each.id, each.status) for each in ledger.list_requests()],
     }
     for path, role in PAGES.items():
         found[path] = partial(http, "GET", path, role)
@@ -570,16 +563,16 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
 PAGES = {
     **dict.fromkeys(["/budget", "/project"], "student"),
     **dict.fromkeys(["/ledger", "/ledger/study", "/metrics"], "auditor"),
-    **dict.fromkeys(["/projects", "/ensembles", "/requests"], "admin"),
+    **dict.fromkeys(["/projects", "/ensembles"], "admin"),
 }
 """What is looked at, and as whom. Not `/readyz`: with the guards off, no server is ready."""
-LISTS = {"/ledger", "/metrics", "/projects", "/ensembles", "/requests", "requests"}
+LISTS = {"/ledger", "/metrics", "/projects", "/ensembles"}
 """They show the rows that are there, if each was sealed at some time."""
 LABELS = ("repeat", "new")
 READERS = {
     "populations": (*LABELS, "counts", "/budget", "/projects", "/ensembles", "open"),
     "ensembles": (*LABELS, "counts", "/budget", "/ledger/study", "/projects", "open"),
-    "projects": (*LABELS, "/budget", "/ledger/study", "/projects", "/requests", "student", "open"),
+    "projects": (*LABELS, "/budget", "/ledger/study", "/projects", "student", "open"),
     "charges": (*LABELS, "counts", "/ledger/study", "/projects"),
     "payments": ("payments",),
     "secret_spends": ("new", "tally"),
@@ -587,7 +580,6 @@ READERS = {
     "shadow_accounts": ("new", "/projects"),
     "editions": ("/projects", "/ensembles", "open on spare"),
     "tokens": ("/budget", "student", "moved", "revoked", "other", "auditor", "admin"),
-    "requests": ("/requests", "requests"),
     "administrative_log": ("new", "open", "pause"),
     "log_head": ("new", "open", "pause"),
 }
@@ -609,8 +601,10 @@ def content(reply: httpx.Response) -> Any:
             assert "Retry-After" not in reply.headers, "it does not pass"
         raise RefusedError(kind)
     if reply.headers["content-type"].startswith("text/plain"):  # metrics
-        lines = reply.text.splitlines()
-        return [line for line in lines if line.startswith("terrine_project_")]
+        accounts = [line for line in reply.text.splitlines() if "terrine_project_" in line]
+        if not accounts:
+            raise RefusedError("metrics of the process alone")
+        return [line for line in accounts if not line.startswith("#")]
     return reply.json()
 
 
@@ -946,7 +940,7 @@ NOT_IN_THE_BOOKS = {
 which `verify --accounts` recomputes it (tests/api/test_neighbours.py). Files are compared with
 their digest; the rest, such as whether a closed project was reopened, is what the administrative
 log had, which is written anew: a checkpoint shows that."""
-NOT_OF_CHARGES = {"payments", "editions", "tokens", "requests", "administrative_log", "log_head"}
+NOT_OF_CHARGES = {"payments", "editions", "tokens", "administrative_log", "log_head"}
 
 
 @pytest.mark.parametrize(

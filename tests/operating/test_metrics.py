@@ -21,7 +21,7 @@ from support.clients import Caller, slug
 from support.data import DigitsEnsemble
 from support.databases import as_owner, database_gone
 from support.processes import until
-from support.servers import CAP_EPSILON, GNMAX, RunningServer, running_server
+from support.servers import CAP_EPSILON, RunningServer, running_server
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
@@ -247,18 +247,6 @@ def test_caps_are_shared_by_projects_and_told_as_the_owner_sees_them(
     ledger.set_status("closed", ProjectStatus.CLOSED)
     (left,) = ledger.populations()
     assert told("reserved_ratio") == left.reserved / left.cap < account["reserved"] / account["cap"]
-
-
-def test_requests_count_as_open_until_the_owner_has_decided(terrine_server: RunningServer) -> None:
-    terrine_server.open_project()
-    student = Caller(terrine_server, terrine_server.token())
-    assert value(scrape(terrine_server), "terrine_open_requests") == 0
-    asked = {"title": "More", "purpose": "A second study.", "mechanism": GNMAX}
-    made = student.http.post("/requests", json={**asked, "epsilon": 1.0, "delta": 1e-6})
-    assert made.status_code == 201, made.text
-    assert value(scrape(terrine_server), "terrine_open_requests") == 1
-    terrine_server.ledger.refuse_request(made.json()["id"], "Not this year.")
-    assert value(scrape(terrine_server), "terrine_open_requests") == 0
 
 
 @pytest.mark.usefixtures("each_database_url")

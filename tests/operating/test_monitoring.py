@@ -164,7 +164,6 @@ HEALTHY = {
     'terrine_backup_timestamp_seconds{job="terrine",instance="a"}': "0+60",
     'terrine_project_epsilon{job="terrine",instance="a",project="p"}': "1",
     'terrine_project_epsilon_spent{job="terrine",instance="a",project="p"}': "0.89",
-    'terrine_open_requests{job="terrine",instance="a"}': "0",
     **{
         f'terrine_problems_total{{job="terrine",instance="a",problem="{problem}"}}': "0"
         for problem in ("internal", "overloaded", "database-unavailable", "not-found")
@@ -226,14 +225,13 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     "an old backup": ({of("terrine_backup_timestamp_seconds"): "-172801"}, ["TerrineBackupOld"]),
     "a full disk": ({of("terrine_data_disk_low"): "1"}, ["TerrineDiskNearlyFull"]),
     "nearly spent": ({of("terrine_project_epsilon_spent"): "0.9"}, ["TerrineBudgetNearlySpent"]),
-    "a request waits": ({of("terrine_open_requests"): "2"}, ["TerrineRequestsWaiting"]),
 }
 """What is different when something is wrong, and which alerts fire then."""
 
 
 def scenario(name: str, changed: dict[str, str], expected: list[str]) -> dict[str, Any]:
     """What promtool is to see fire, in its own words."""
-    hours = 25 if "TerrineRequestsWaiting" in expected else 3  # that one waits a day
+    hours = 3
     series = [
         {"series": name, "values": value if " " in value else f"{value}x{60 * hours + 60}"}
         for name, given in (HEALTHY | changed).items()

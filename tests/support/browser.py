@@ -129,7 +129,6 @@ SCREENS = (
     "/open?ensemble=digits&mechanism=immutable",
     "/projects/study",
     "/projects/study/close",
-    "/requests",
     "/tokens",
     "/ensembles",
     "/log",

@@ -243,31 +243,6 @@ MECHANISMS: list[dict[str, Any]] = [
     {"name": "noisy_votes", "sigma": 40.0},
     {"name": "neighbours", "sigma": 272.0, "queries": 10_000, "norm": 2},
 ]
-WANTED = ("title", "purpose", "epsilon", "delta", "mechanism")
-APPROVAL = {
-    "prices": {"answered": PRICE},
-    "affordable": 40,
-    "reserved": 10**12,
-    "cap": 2 * 10**12,
-    "delta_reserved": 10**11,
-    "delta_cap": 10**12,
-    "fits": True,
-}
-REQUEST: dict[str, Any] = {
-    "id": "0123456789abcdef",
-    "ensemble": "digits",
-    "title": "More",
-    "purpose": "To learn",
-    "mechanism": MECHANISMS[1],
-    "epsilon": 1.0,
-    "delta": 1e-5,
-    "status": "approved",
-    "project": "more",
-    "reason": None,
-    "created_at": "2026-01-02T03:04:05Z",
-    "decided_at": "2026-01-03T03:04:05Z",
-}
-ASKED = REQUEST | {"token": "a1", "token_project": "study", "approval": APPROVAL}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "LNMaxSpec": MECHANISMS[0],
     "GNMaxSpec": MECHANISMS[1],
@@ -344,24 +319,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ProjectUpdate": {"status": "paused"},
     "ProjectInfo": PROJECT,
     "ProjectPage": {"items": [PROJECT], "next": "study"},
-    "ApprovalInfo": APPROVAL,
-    "RequestCreate": {name: REQUEST[name] for name in WANTED},
-    "RequestInfo": REQUEST,
-    "RequestAccount": ASKED,
-    "RequestPage": {"items": [ASKED, REQUEST], "next": None},
-    "RequestApprove": {
-        **{name: REQUEST[name] for name in WANTED},
-        "name": "more",
-        "accounting": "worst_case",
-        "consensus": None,
-        "token_expires_in_days": 30.0,
-    },
-    "RequestApproved": {
-        "request": ASKED,
-        "project": PROJECT,
-        "token": TOKEN | {"token": "terrine_a1_secret"},
-    },
-    "RequestRefuse": {"reason": "Not now"},
     "TokenCreate": {"role": "student", "project": "study", "label": "", "expires_in_days": 90.0},
     "TokenInfo": TOKEN,
     "TokenPage": {"items": [TOKEN], "next": None},

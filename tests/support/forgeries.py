@@ -303,7 +303,6 @@ TREE = ("tree_leaves", "tree_nodes", "tree_head")
 """They repeat what the others hold, and are believed by nobody who does not check them against a
 policy: tests/transparency/test_verify.py edits them."""
 TABLES = {name: table for name, table in metadata.tables.items() if name not in TREE}
-ASKED = {"mechanism": GNMAX, "epsilon": 2.0, "delta": 1e-6}
 ENTRIES = 8
 """Charges of `study`."""
 
@@ -331,10 +330,6 @@ class World:
         secret, schedule = open_published(ledger, "secret"), published_terms().schedule
         assert schedule is not None
         self.tokens = self._tokens(ledger)
-        for id, token in (("refused", "student"), ("waiting", "student"), ("granted", "other")):
-            ledger.make_request(
-                id=id, token=self.id_of(token), title=id, purpose="To learn", asked=ASKED
-            )
         self.ask_first(study)
         last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
         ledger.charge(study.id, last)
@@ -349,10 +344,7 @@ class World:
         ledger.charge(secret.id, voted(secret, ["last"]))
         ledger.set_status("resting", ProjectStatus.PAUSED)
         ledger.set_status("done", ProjectStatus.CLOSED)
-        ledger.revoke_token(self.id_of("revoked"))
-        ledger.refuse_request("refused", "Not now", Actor("token:0", "trace"))
-        more = NewProject("more", "mnist", GNMAX, terms(2), "More", "To learn")
-        ledger.approve_request("granted", more)
+        ledger.revoke_token(self.id_of("revoked"), Actor("token:0", "trace"))
         self.names = set(ledger.project_names())
         publisher(ledger).round()
         self.kept = {"kept": ledger.checkpoint() or ""}

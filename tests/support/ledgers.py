@@ -160,7 +160,6 @@ def unguarded(url: str, with_key: bool = True) -> Iterator[Connection]:
                 "projects",
                 "populations",
                 "ensembles",
-                "requests",
                 "administrative_log",
             ):
                 connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection as PipeConnection
 from pathlib import Path
 from secrets import randbelow
@@ -31,17 +30,15 @@ from support.ledgers import (
     digest,
     many,
     numbered,
-    terms,
 )
 from support.processes import PATIENCE_SECONDS, killed_before
-from terrine_protocol import ProjectStatus, Role
+from terrine_protocol import ProjectStatus
 from terrine_server.errors import BudgetExhausted, CapExceeded, ServiceError
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import (
     ChargedBatch,
     Ledger,
     NewProject,
-    NewToken,
     Proposal,
     check_schema,
     connect,
@@ -190,25 +187,6 @@ def die_opening(url: str, new: NewProject, step: int) -> None:
     engine = connect(url)
     killed_before(engine, step)
     Ledger(engine, SECRET_KEY).open_project(new)
-
-
-def die_approving(url: str, request: str, before: str) -> None:
-    """Approve a request, but be killed before a statement that begins so, COMMIT, or the reply."""
-    engine = connect(url)
-
-    def come(moment: str) -> None:
-        if moment.startswith(before):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    event.listen(engine, "before_cursor_execute", lambda *given: come(given[2]))
-    event.listen(engine, "commit", lambda _: come("COMMIT"))
-    name = f"more-{request}"
-    Ledger(engine, SECRET_KEY).approve_request(
-        request,
-        NewProject(name, "mnist", GNMAX, terms(2), "More", "To learn"),
-        NewToken(name, digest(name), Role.STUDENT, name, "", datetime(2100, 1, 1, tzinfo=UTC)),
-    )
-    come("reply")
 
 
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:

@@ -17,7 +17,6 @@ for screens in (
     sign_in.router,
     projects.overview_router,
     opening.router,
-    opening.requests_router,
     projects.router,
     projects.tokens_router,
     ledger.router,

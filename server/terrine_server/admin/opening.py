@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -16,11 +14,8 @@ from starlette.responses import Response
 from terrine_protocol import (
     MECHANISM_SPECS,
     ProjectOpen,
-    RequestApprove,
-    RequestRefuse,
-    RequestStatus,
 )
-from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
+from terrine_server.admin.access import Admin, ByAdmin, Fields
 from terrine_server.admin.projects import CapUse, list_caps
 from terrine_server.admin.rendering import (
     explain_errors,
@@ -29,10 +24,9 @@ from terrine_server.admin.rendering import (
     parse_number,
     see_other,
 )
-from terrine_server.api.services import PAGES_PATH, RequestId, Services, ServicesDep, TokenCursor
+from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, ServiceError
-from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger, RequestRecord
-from terrine_server.owner import operations
+from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import (
     ProjectQuote,
     max_fitting_epsilon,
@@ -387,143 +381,3 @@ def _expected_votes(
     return (
         votes.with_student(EXPECTED_STUDENT_ACCURACY) if mechanism == "interactive_gnmax" else votes
     )
-
-
-requests_router = APIRouter(prefix=f"{PAGES_PATH}/requests")
-
-REQUESTS_PER_PAGE = 40
-"""Requests on a page."""
-TOKEN_DAYS = 90
-"""How long a token lasts that is made with an approval, unless the form says otherwise."""
-
-
-@requests_router.get("")
-def list_requests(
-    request: Request,
-    services: ServicesDep,
-    reader: Reader,
-    cursor: TokenCursor = None,
-    status: Annotated[RequestStatus, Query()] = RequestStatus.OPEN,
-) -> Response:
-    """Show what waits for a decision, or what was decided."""
-    found = services.ledger.list_requests(None, status, cursor or None, REQUESTS_PER_PAGE + 1)
-    return page(
-        request,
-        "requests.html",
-        reader,
-        requests=found[:REQUESTS_PER_PAGE],
-        labels=services.ledger.token_labels({each.token for each in found}),
-        next=found[REQUESTS_PER_PAGE - 1].id if len(found) > REQUESTS_PER_PAGE else None,
-        first=not cursor,
-        only=status,
-        statuses=list(RequestStatus),
-    )
-
-
-@requests_router.get("/{request_id}")
-def show(
-    request: Request,
-    services: ServicesDep,
-    reader: Reader,
-    request_id: RequestId,
-) -> Response:
-    """Show a request and, while it is open, what approving it as it was made would mean."""
-    record = services.ledger.find_request(request_id)
-    given = _initial_fields(record, reader)
-    done = TermsForm(given)
-    if record.status is RequestStatus.OPEN:
-        # A price needs a name, which decides nothing about it.
-        priced = {**given, "name": given["name"] or record.id, "action": "price"}
-        found = try_terms(services, priced, lambda _: Response())
-        if isinstance(found, TermsForm):
-            done = TermsForm(given, found.outlook, found.problems)
-    return _page(request, services, reader, record, done)
-
-
-@requests_router.post("/{request_id}")
-def decide(
-    request: Request, services: ServicesDep, sent: ByAdmin, request_id: RequestId
-) -> Response:
-    """Propose parameters, show what the terms would mean, or approve the request."""
-    record = services.ledger.find_request(request_id)
-    given = {**sent.fields, "ensemble": record.ensemble}
-
-    def approve(wanted: ProjectOpen) -> Response:
-        text = given.get("days", "")
-        days = RequestApprove.model_validate(
-            {"name": wanted.name, "token_expires_in_days": parse_number(text) if text else None}
-        ).token_expires_in_days
-        session = sent.session
-        done = operations.approve_request(
-            services.ledger,
-            services.tokens,
-            request_id,
-            wanted,
-            days,
-            by=session.actor,
-            until=session.expires_at,
-        )
-        if done.token is None:
-            return see_other(request, f"/projects/{done.project.name}", session)
-        url = str(request.base_url).rstrip("/")
-        return page(request, "token.html", session, made=done.token, url=url)
-
-    found = try_terms(services, given, approve)
-    if isinstance(found, Response):
-        return found
-    record = services.ledger.find_request(request_id)  # somebody else may have decided it
-    return _page(request, services, sent.session, record, found)
-
-
-@requests_router.post("/{request_id}/refuse")
-def refuse(
-    request: Request, services: ServicesDep, sent: ByAdmin, request_id: RequestId
-) -> Response:
-    """Refuse a request, with a reason."""
-    reason = normalize_newlines(sent.fields.get("reason", ""))
-    try:
-        refusal = RequestRefuse(reason=reason)
-    except ValidationError as error:
-        record = services.ledger.find_request(request_id)
-        done = TermsForm(_initial_fields(record, sent.session), None, explain_errors(error), 422)
-        return _page(request, services, sent.session, record, done, reason)
-    services.ledger.refuse_request(request_id, refusal.reason, sent.session.actor)
-    return see_other(request, f"/requests/{request_id}", sent.session)
-
-
-def _page(
-    request: Request,
-    services: Services,
-    reader: Session,
-    record: RequestRecord,
-    done: TermsForm,
-    reason: str = "",
-) -> Response:
-    return page(
-        request,
-        "request.html",
-        reader,
-        status=done.status,
-        record=record,
-        holder=services.ledger.find_token(record.token),
-        reason=reason,
-        **terms_form(services.ledger, done),
-    )
-
-
-def _initial_fields(record: RequestRecord, reader: Session) -> dict[str, str]:
-    """Return what the form says at first: what was asked for, and a name made of the title."""
-    mechanism = {key: str(value) for key, value in record.asked["mechanism"].items()}
-    name = re.sub(r"[^a-z0-9]+", "-", record.title.lower())[:64].strip("-")
-    days = min(TOKEN_DAYS, (reader.expires_at - datetime.now(UTC)).days)
-    return {
-        **mechanism,
-        "mechanism": mechanism["name"],
-        "name": name,
-        "ensemble": record.ensemble,
-        "title": record.title,
-        "purpose": record.purpose,
-        "epsilon": str(record.asked["epsilon"]),
-        "delta": str(record.asked["delta"]),
-        "days": str(days) if days > 0 else "",
-    }

@@ -18,7 +18,6 @@ from terrine_protocol import (
     Name,
     Outcome,
     ProjectStatus,
-    RequestStatus,
     Role,
     TokenCreate,
     TokenInfo,
@@ -53,7 +52,7 @@ from terrine_server.privacy import Accounts
 overview_router = APIRouter(prefix=PAGES_PATH)
 
 PROJECTS_ON_A_PAGE = 20
-"""Projects on a page; no more requests than these are counted."""
+"""Projects on a page."""
 MAX_SEARCH_CHARACTERS = 100
 
 
@@ -143,10 +142,6 @@ def overview(
         "overview.html",
         reader,
         caps=list_caps(services.ledger),
-        waiting=len(
-            services.ledger.list_requests(status=RequestStatus.OPEN, limit=PROJECTS_ON_A_PAGE)
-        ),
-        most=PROJECTS_ON_A_PAGE,
         maintenance=maintenance,
         actors=views.actors(services.ledger, [maintenance.by] if maintenance else []),
         projects=[ProjectOverview.of(record) for record in shown],

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 
-from terrine_protocol import ProjectStatus, Ready, RequestStatus
+from terrine_protocol import ProjectStatus, Ready
 from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.api import openapi
@@ -143,12 +143,9 @@ class LedgerMetrics(Collector):
         self._history = history
 
     def collect(self) -> Iterator[Metric]:
-        """Yield accounts, caps, requests that wait, and the log."""
+        """Yield accounts, caps and the log."""
         yield from self._accounts()
         yield from self._caps()
-        waiting = len(self._ledger.list_requests(status=RequestStatus.OPEN))
-        meaning = "Requests of students that wait for the data owner's decision."
-        yield GaugeMetricFamily("terrine_open_requests", meaning, waiting)
         yield from self._log()
 
     def _accounts(self) -> Iterator[Metric]:

@@ -134,7 +134,6 @@ _Number = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
 NameCursor = Annotated[Name | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
 NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
-RequestId = TokenId
 TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]

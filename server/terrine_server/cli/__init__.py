@@ -86,7 +86,6 @@ COMMANDS: Commands = {
     ),
     "project": (f"{HERE}.project:app", "Open, show, pause and close projects."),
     "token": (f"{HERE}.project:tokens_app", "Create, list and revoke tokens."),
-    "request": (f"{HERE}.project:requests_app", "See, approve and refuse requests for projects."),
     "ledger": (f"{HERE}.ledger:app", "Show, verify and export the ledger."),
     "student": (
         f"{HERE}.student:app",

@@ -90,7 +90,7 @@ _IN_COMPOSE = {
         command: f"docker compose exec server terrine {command}"
         for command in (
             *("audit", "doctor", "dossier", "ensemble", "federation", "ledger", "parameters"),
-            *("plan", "project", "request", "token"),
+            *("plan", "project", "token"),
         )
     },
 }

@@ -1,4 +1,4 @@
-"""`terrine project …`, `request …` and `token …`, and the caps of registered ensembles."""
+"""`terrine project …` and `token …`, and the caps of registered ensembles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Annotated
 import typer
 
 from terrine_protocol import (
-    ApprovalInfo,
     EnsembleRegister,
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
-    RequestApprove,
-    RequestApproved,
-    RequestRefuse,
     TokenCreate,
     TokenInfo,
 )
@@ -301,144 +297,6 @@ def _describe_accounting(record: ProjectRecord) -> str:
     return (
         f"data-dependent: bounds published after {counts} queries, {len(record.published)} so far"
     )
-
-
-requests_app = typer.Typer()
-
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the request.")]
-TERMS_WITHOUT_OPTION = (
-    "delta",
-    "accounting",
-    "consensus",
-    "expected_pass_rate",
-    "title",
-    "purpose",
-)
-"""Terms that are as requested, or given to the API or on the request's page."""
-
-
-@requests_app.command("show")
-@with_json
-def show_request(
-    request_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Id of the request. Default: all.")
-    ] = None,
-) -> None:
-    """Show a request and, while it is open, what approving it as made would mean; or list all.
-
-    They are listed oldest first.
-    """
-    if request_id is None:
-        _list_requests()
-    else:
-        _show_request(request_id)
-
-
-def _list_requests() -> None:
-    found = open_current_ledger().list_requests()
-    output(
-        [views.request_account(each) for each in found],
-        [
-            {
-                "id": each.id,
-                "made": each.created_at,
-                "by token": f"{each.token} of {each.token_project}",
-                "on": each.ensemble,
-                "title": each.title,
-                "ε": each.asked["epsilon"],
-                "status": f"approved: {each.project}" if each.project else each.status,
-            }
-            for each in found
-        ],
-    )
-
-
-def _show_request(request_id: str) -> None:
-    ledger = open_current_ledger()
-    record = ledger.find_request(request_id)
-    shown = views.request_account(record, *operations.examine_request(ledger, record))
-    mechanism = shown.mechanism.model_dump(exclude_none=True)
-    people: dict[str, object] = {
-        "request": shown.id,
-        "title": shown.title,
-        "purpose": shown.purpose,
-        "made": f"{shown.created_at:%Y-%m-%d %H:%M} UTC, token {shown.token} of "
-        f"{shown.token_project}",
-        "asks for": f"ε = {shown.epsilon:g}, δ = {shown.delta:g} on {shown.ensemble}, besides what "
-        "other projects have",
-        "mechanism": ", ".join(f"{key} {value}" for key, value in mechanism.items()),
-        "status": shown.status,
-        "opened": shown.project,
-        "reason": shown.reason,
-        "cannot be opened": shown.cannot_be_opened,
-    }
-    if shown.approval is not None:
-        people |= _describe_approval(shown.approval)
-    output(shown, people)
-
-
-@requests_app.command()
-@with_json
-@takes(RequestApprove, without=TERMS_WITHOUT_OPTION)
-def approve(approval: RequestApprove, request_id: Id) -> None:
-    """Open the project that was asked for. A token is printed once, alone on stdout.
-
-    Other terms can be given on the page of the request, or to the API.
-    """
-    settings, ledger = Settings(), open_current_ledger()
-    terms = operations.merge_approval(ledger.find_request(request_id), approval)
-    tokens = Tokens(ledger, load_token_key(settings))
-    done = operations.approve_request(
-        ledger, tokens, request_id, terms, approval.token_expires_in_days
-    )
-    if as_json():
-        available = AnyVoters(settings).available(done.project.ensemble)
-        print_json(
-            RequestApproved(
-                request=views.request_account(done.request),
-                project=views.project(done.project, available),
-                token=done.token,
-            )
-        )
-        return
-    if done.token is not None:
-        typer.echo(done.token.token)
-        say(
-            f"Opened {approval.name}, with the student's token {done.token.id}, which expires "
-            f"{done.token.expires_at:%Y-%m-%d}. Keep it safe: it will not be shown again.",
-            to=errors,
-        )
-    else:
-        say(
-            f"Opened {approval.name}. Next: terrine token create --role student --project "
-            f"{approval.name}"
-        )
-
-
-@requests_app.command()
-def refuse(
-    request_id: Id, reason: Annotated[str, typer.Option(help="Whoever made it reads this.")]
-) -> None:
-    """Refuse a request, with a reason."""
-    refusal = RequestRefuse(reason=reason)
-    open_current_ledger().refuse_request(request_id, refusal.reason)
-    say(f"{request_id} is refused.")
-
-
-def _describe_approval(found: ApprovalInfo) -> dict[str, str | None]:
-    def of(part: int, whole: int) -> str:
-        return f"{part / whole:.1%}"
-
-    room = "" if found.fits else ": the cap has no room for it"
-    return {
-        "if approved": f"{of(found.reserved, found.cap)} of the cap is reserved in all, and "
-        f"{of(found.delta_reserved, found.delta_cap)} of its additive δ{room}",
-        "queries": f"at least {found.affordable:,}",
-        "prices": ", ".join(
-            f"{kind} {price.cost / 1e12:.6g}" for kind, price in found.prices.items()
-        ),
-        "warning": found.warning,
-    }
 
 
 tokens_app = typer.Typer()

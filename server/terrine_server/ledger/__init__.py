@@ -45,7 +45,6 @@ from terrine_server.ledger.records import (
     Publication,
     QueryDigest,
     RecordedCharges,
-    RequestRecord,
     Result,
     SpentAccounts,
     TokenRecord,

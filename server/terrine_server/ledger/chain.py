@@ -268,10 +268,6 @@ class Action(StrEnum):
     TOKEN_CREATED = "token-created"  # noqa: S105 - no password
     TOKEN_REVOKED = "token-revoked"  # noqa: S105 - no password
     TOKEN_ADOPTED = "token-adopted"  # noqa: S105 - no password
-    REQUEST_MADE = "request-made"
-    REQUEST_APPROVED = "request-approved"
-    REQUEST_REFUSED = "request-refused"
-    REQUEST_ADOPTED = "request-adopted"
     FIGURE_PUBLISHED = "figure-published"
     LEDGER_EXPORTED = "ledger-exported"
     SPEND_SHOWN = "spend-shown"
@@ -304,22 +300,9 @@ FACTS: dict[str, tuple[str, ...]] = {
         "closed_at",
     ),
     "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
-    "request": (
-        "token",
-        "token_project",
-        "ensemble",
-        "title",
-        "purpose",
-        "asked",
-        "status",
-        "project",
-        "reason",
-        "created_at",
-        "decided_at",
-    ),
 }
 """By kind of subject: what an entry about it says. The `subject` of a population, an ensemble and a
-project is its name, an edition's `ENSEMBLE/NUMBER`, a token's and a request's its id. How many
+project is its name, an edition's `ENSEMBLE/NUMBER`, a token's its id. How many
 slots an edition has, and whose it emptied, is in no entry."""
 
 ACTIONS_ABOUT = {

@@ -17,8 +17,6 @@ from terrine_protocol import (
     LogVerification,
     Outcome,
     ProjectStatus,
-    RequestStatus,
-    Role,
     SecretSpend,
     Verification,
 )
@@ -77,7 +75,6 @@ from terrine_server.ledger.records import (
     ProjectSnapshot,
     Proposal,
     QueryDigest,
-    RequestRecord,
     SpentAccounts,
     TokenRecord,
 )
@@ -90,20 +87,13 @@ from terrine_server.ledger.schema import (
     payments,
     projects,
     readable,
-    requests,
     tokens,
     tree_head,
     tree_leaves,
 )
 from terrine_server.ledger.tokens import (
-    MAX_OPEN_REQUESTS,
     NewToken,
-    decide_request,
-    fetch_request,
-    fetch_requests,
     insert_token,
-    lock_open_request,
-    record_request,
 )
 from terrine_server.ledger.transparency import LogCheck
 from terrine_server.ledger.verifying import Progress, verify_log, verify_project
@@ -130,7 +120,7 @@ def now() -> datetime:
 
 
 class Ledger:
-    """Ensembles, projects, charges, tokens and requests in one database. Thread-safe.
+    """Ensembles, projects, charges and tokens in one database. Thread-safe.
 
     Each write is one transaction. It locks the rows that it changes, a request first, the ensemble
     before the project and the end of the administrative log last, and a charge is written only if
@@ -833,114 +823,6 @@ class Ledger:
             return rows.token_record(
                 tx.connection.execute(rows.SELECT_TOKEN, {"id": id}).one(), tx.seals
             )
-
-    # ------------------------------------------------------------------------------------- Requests
-
-    def find_request(self, id: str, token: str | None = None) -> RequestRecord:
-        """Return a request; with the id of a `token`, only if that made it. Raises NotFound."""
-        with reading(self._engine) as connection:
-            return fetch_request(connection, self._seals, id, token)
-
-    def list_requests(
-        self,
-        token: str | None = None,
-        status: RequestStatus | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[RequestRecord]:
-        """Return up to `limit` requests, oldest first: all, or those of one token or status.
-
-        `after`: a request's id; only later ones are returned. Raises NotFound for an unknown id.
-        """
-        with reading(self._engine) as connection:
-            return fetch_requests(
-                connection, self._seals, token=token, status=status, after=after, limit=limit
-            )
-
-    def make_request(
-        self,
-        *,
-        id: str,
-        token: str,
-        title: str,
-        purpose: str,
-        asked: Mapping[str, Any],
-        by: Actor | None = None,
-    ) -> RequestRecord:
-        """Store what the holder of a student's token asks for, on the ensemble of its project.
-
-        `asked`: mechanism, epsilon and delta. If the same is open already, that one is returned.
-        Raises NotFound for an unknown token, Conflict when too many of its requests are open.
-        """
-        with self._writing(by) as tx:
-            # Not two at a time with one token; key_share: a row that refers to the token need not
-            # wait.
-            this = select(tokens.c.id).where(tokens.c.id == token)
-            tx.connection.execute(this.with_for_update(key_share=True))
-            holder = rows.fetch_token(tx.connection, tx.seals, token)
-            if holder is None or holder.role is not Role.STUDENT:
-                raise NotFound(f"There is no student's token {token}.")
-            waiting = fetch_requests(
-                tx.connection,
-                tx.seals,
-                token=token,
-                status=RequestStatus.OPEN,
-                limit=MAX_OPEN_REQUESTS,
-            )
-            for request in waiting:
-                if (request.title, request.purpose, request.asked) == (title, purpose, asked):
-                    return request
-            if len(waiting) >= MAX_OPEN_REQUESTS:
-                raise Conflict(
-                    f"{MAX_OPEN_REQUESTS} requests of this token wait for a decision already. Make "
-                    "another once the data owner has decided one of them."
-                )
-            of = rows.fetch_project(
-                tx.connection, tx.seals, f"called {holder.project}", name=holder.project
-            )
-            row = {
-                "id": id,
-                "token_id": token,
-                "ensemble_id": of.ensemble.id,
-                "title": title,
-                "purpose": purpose,
-                "asked": canonical_json(dict(asked)),
-                "status": str(RequestStatus.OPEN),
-                "project_id": None,
-                "reason": None,
-                "created_at": tx.now,
-                "decided_at": None,
-            }
-            tx.insert(requests, row)
-            return record_request(tx, Action.REQUEST_MADE, id)
-
-    def approve_request(
-        self,
-        id: str,
-        project: NewProject,
-        token: NewToken | None = None,
-        by: Actor | None = None,
-    ) -> tuple[RequestRecord, ProjectRecord, TokenRecord | None]:
-        """Open the project that was asked for, and make a `token` of it if one is given.
-
-        All of it, and what the log says of it, is one transaction. Raises NotFound, Conflict when
-        it was decided already or is for another ensemble, and what `open_project` raises.
-        """
-        self.check_history()
-        with self._writing(by) as tx:
-            request = lock_open_request(tx, id)
-            if project.ensemble != request.ensemble:
-                raise Conflict(f"This request is for the ensemble {request.ensemble}.")
-            opened = insert_project(tx, project)
-            made = None if token is None else insert_token(tx, token)
-            approved = {"status": str(RequestStatus.APPROVED), "project_id": opened.id}
-            return decide_request(tx, id, approved), opened, made
-
-    def refuse_request(self, id: str, reason: str, by: Actor | None = None) -> RequestRecord:
-        """Refuse a request. Raises NotFound, and Conflict when it was decided already."""
-        with self._writing(by) as tx:
-            lock_open_request(tx, id)
-            return decide_request(tx, id, {"status": str(RequestStatus.REFUSED), "reason": reason})
 
     # ----------------------------------------------------------------------- The administrative log
 

@@ -510,7 +510,6 @@ CHANGED_COLUMNS: dict[str, tuple[str, ...]] = {
         "head",
         "seal",
     ),
-    "requests": ("status", "project_id", "reason", "decided_at", "seal"),
     "secret_spends": ("charges", "tally", "seal"),
     "unit_accounts": ("charges", "head", "filled", "accounts", "seal"),
     "shadow_accounts": ("charges", "head", "accounts", "seal"),

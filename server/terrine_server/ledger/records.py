@@ -8,7 +8,7 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
-from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, Role
 from terrine_server.ledger.chain import Counts, canonical_json, sigma_of_counts
 from terrine_server.privacy import (
     GDP,
@@ -456,26 +456,3 @@ class History:
     days: Mapping[date, Mapping[Outcome, int]]
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     """How many of all its entries have each outcome that any has."""
-
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """A request for a project on an ensemble.
-
-    `token`: id of the token that made it, which belongs to `token_project`. `project`: what was
-    opened. `reason`: why it was refused.
-    """
-
-    id: str
-    token: str
-    token_project: str
-    ensemble: str
-    title: str
-    purpose: str
-    asked: Mapping[str, Any]
-    """`mechanism`, `epsilon` and `delta`."""
-    status: RequestStatus
-    project: str | None
-    reason: str | None
-    created_at: datetime
-    decided_at: datetime | None

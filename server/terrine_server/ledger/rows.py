@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, RequestStatus, Role
+from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, Role
 from terrine_server.errors import LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger.chain import (
     canonical_json,
@@ -51,7 +51,6 @@ from terrine_server.ledger.records import (
     ProjectRecord,
     Publication,
     QueryDigest,
-    RequestRecord,
     TokenRecord,
 )
 from terrine_server.ledger.schema import (
@@ -65,7 +64,6 @@ from terrine_server.ledger.schema import (
     populations,
     projects,
     readable,
-    requests,
     tokens,
 )
 from terrine_server.privacy import Terms
@@ -464,8 +462,8 @@ def lock_project(tx: Transaction, id: int) -> ProjectRecord:
     return fetch_project(tx.connection, tx.seals, f"number {id}", id=id)
 
 
-def later_than(table: Table, last: TokenRecord | RequestRecord) -> ColumnElement[bool]:
-    """Return the condition that a token or a request was made after this one."""
+def later_than(table: Table, last: TokenRecord) -> ColumnElement[bool]:
+    """Return the condition that a token was made after this one."""
     at = literal(last.created_at, table.c.created_at.type)
     return tuple_(table.c.created_at, table.c.id) > tuple_(at, literal(last.id))
 
@@ -800,43 +798,3 @@ def payment_record(row: Row[Any], seals: Seals) -> Payment:
         check_types(payments.c, row._mapping)
         seals.check("payments", row._mapping)
         return Payment(row.first_seq, row.last_seq, row.token_id)
-
-
-_request_logged = last_detail("request", requests.c.id).label("logged")
-_token_project = projects.alias("token_project")
-
-
-def select_requests() -> Select[Any]:
-    """Select all requests with the names of what they refer to, oldest first."""
-    return (
-        select(
-            requests,
-            requests.c.token_id.label("token"),
-            _token_project.c.name.label("token_project"),
-            ensembles.c.name.label("ensemble"),
-            projects.c.name.label("project"),
-            _request_logged,
-        )
-        # Outer: a request that refers to what is gone is not skipped, but refused as damaged.
-        .outerjoin(tokens, requests.c.token_id == tokens.c.id)
-        .outerjoin(_token_project, tokens.c.project_id == _token_project.c.id)
-        .outerjoin(ensembles, requests.c.ensemble_id == ensembles.c.id)
-        .outerjoin(projects, requests.c.project_id == projects.c.id)
-        .order_by(requests.c.created_at, requests.c.id)
-    )
-
-
-def request_record(row: Row[Any], seals: Seals) -> RequestRecord:
-    """Return the record of a row of `select_requests`.
-
-    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
-    """
-    with readable(f"The request {row.id!r}"):
-        fields = dict(row._mapping)
-        check_types(requests.c, fields)
-        seals.check("requests", fields)
-        check_logged("request", fields)
-        for name in ("seal", "logged", "token_id", "ensemble_id", "project_id"):
-            del fields[name]
-        status = RequestStatus(row.status)
-        return RequestRecord(**fields | {"status": status, "asked": json.loads(row.asked)})

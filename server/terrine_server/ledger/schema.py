@@ -323,31 +323,6 @@ tokens = Table(
     CheckConstraint("(role = 'student') = (project_id IS NOT NULL)", name="project"),
 )
 
-# What students ask for. `asked`: mechanism, epsilon and delta. `project_id`: what was opened.
-requests = Table(
-    "requests",
-    metadata,
-    Column("id", String(16), primary_key=True),
-    Column("token_id", ForeignKey(tokens.c.id), nullable=False),
-    Column("ensemble_id", ForeignKey(ensembles.c.id), nullable=False),
-    Column("title", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("asked", Text, nullable=False),
-    Column("status", String(8), nullable=False),
-    Column("project_id", ForeignKey(projects.c.id)),
-    Column("reason", Text),
-    Column("created_at", Timestamp, nullable=False),
-    Column("decided_at", Timestamp),
-    *_digest("seal"),
-    UniqueConstraint("project_id"),
-    Index("ix_requests_token_id", "token_id"),
-    Index("ix_requests_status_created_at_id", "status", "created_at", "id"),
-    CheckConstraint("status IN ('open', 'approved', 'refused')", name="status"),
-    CheckConstraint("(status = 'open') = (decided_at IS NULL)", name="decided_at"),
-    CheckConstraint("(status = 'approved') = (project_id IS NOT NULL)", name="project"),
-    CheckConstraint("(status = 'refused') = (reason IS NOT NULL)", name="reason"),
-)
-
 administrative_log = Table(
     "administrative_log",
     metadata,

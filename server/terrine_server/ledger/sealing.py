@@ -24,7 +24,6 @@ from terrine_server.ledger.schema import (
     metadata,
     populations,
     projects,
-    requests,
     tokens,
 )
 from terrine_server.ledger.verifying import TABLE_OF_KIND, rows_of, verify_log, verify_project
@@ -35,7 +34,6 @@ _ADOPTED = {
     "edition": Action.EDITION_ADOPTED,
     "project": Action.PROJECT_ADOPTED,
     "token": Action.TOKEN_ADOPTED,
-    "request": Action.REQUEST_ADOPTED,
 }
 _CHUNK = 1000
 
@@ -68,7 +66,7 @@ def seal(
     with writing(engine) as connection:
         tx = Transaction(connection, seals, datetime.now(UTC), by)
         # Nothing may come in between.
-        for table in (requests, populations, ensembles, projects, tokens, log_head):
+        for table in (populations, ensembles, projects, tokens, log_head):
             connection.execute(select(*table.primary_key).with_for_update())
         names = list(connection.execute(select(projects.c.name).order_by(projects.c.id)).scalars())
         action = Action.LEDGER_SEALED if old_key is None else Action.KEY_CHANGED

@@ -62,7 +62,6 @@ from terrine_server.ledger.schema import (
     payments,
     populations,
     projects,
-    requests,
     tokens,
 )
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
@@ -685,7 +684,6 @@ TABLE_OF_KIND = {
     "edition": editions,
     "project": projects,
     "token": tokens,
-    "request": requests,
 }
 _KIND = {action: kind for kind, actions in ACTIONS_ABOUT.items() for action in actions}
 
@@ -717,8 +715,6 @@ def rows_of(kind: str) -> Select[Any]:
                 .outerjoin(ensembles, projects.c.ensemble_id == ensembles.c.id)
                 .order_by(projects.c.id)
             )
-        case "request":
-            return rows.select_requests().add_columns(requests.c.id.label("subject"))
         case _:
             return rows.select_tokens().add_columns(tokens.c.id.label("subject"))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +14,13 @@ from terrine_protocol import (
     LogVerification,
     ProjectOpen,
     ProjectStatus,
-    RequestApprove,
-    RequestCreate,
-    RequestStatus,
     Role,
     SecretSpend,
     TokenCreate,
-    TokenCreated,
     Verification,
 )
 from terrine_protocol.names import find_unshown
-from terrine_server.errors import CapExceeded, Conflict, Forbidden, InvalidTerms
+from terrine_server.errors import CapExceeded, Conflict, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
     Action,
@@ -36,7 +30,6 @@ from terrine_server.ledger import (
     NewProject,
     PopulationRecord,
     ProjectRecord,
-    RequestRecord,
     choose_population,
     connect,
     upgrade,
@@ -46,12 +39,10 @@ from terrine_server.ledger.verifying import Progress
 from terrine_server.owner.checkpoints import attach_history, make_key_of_new_log
 from terrine_server.owner.editions import refuse_forgotten_people
 from terrine_server.owner.sign_in import (
-    Principal,
     Tokens,
     load_secret_key,
     load_token_key,
     make_secret_key,
-    token_created,
 )
 from terrine_server.planning.expected import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose, small_budget_warning
@@ -276,20 +267,13 @@ class ProjectQuote:
         return self.terms.affordable(self.terms.start)
 
     @property
-    def reserved(self) -> int:
-        """Of the population's cap, by all its projects and this one."""
-        return self.ensemble.population.reserved + self.terms.cap_budget
-
-    @property
-    def delta_reserved(self) -> int:
-        """The same for the additive δ."""
-        return self.ensemble.population.delta_reserved + self.terms.delta_budget
-
-    @property
     def fits(self) -> bool:
         """Whether the cap has room for it."""
         of = self.ensemble.population
-        return self.reserved <= of.cap and self.delta_reserved <= of.delta_cap
+        return (
+            of.reserved + self.terms.cap_budget <= of.cap
+            and of.delta_reserved + self.terms.delta_budget <= of.delta_cap
+        )
 
     @property
     def warning(self) -> str | None:
@@ -524,113 +508,6 @@ def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None
     """Record that somebody takes a copy of a project's ledger. Raises NotFound."""
     charges = ledger.project(project).charges
     ledger.record_action(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
-
-
-@dataclass(frozen=True)
-class ApprovedRequest:
-    """A request that was approved, and what that made. `token`: with its secret."""
-
-    request: RequestRecord
-    project: ProjectRecord
-    token: TokenCreated | None
-
-
-def make_request(
-    ledger: Ledger, wanted: RequestCreate, holder: Principal
-) -> tuple[RequestRecord, bool]:
-    """Store what a student asks for; return it, and whether it was not open already.
-
-    What is checked depends on nothing but public parameters: the cap, and what others hold of it,
-    are not looked at. Raises Forbidden for another role, InvalidTerms for a mechanism that cannot
-    be used on the ensemble, and Conflict when too many of the token's requests are open.
-    """
-    if holder.role is not Role.STUDENT or holder.project is None:
-        raise Forbidden("Only a student's token makes requests.")
-    of = ledger.project(holder.project)
-    if wanted.mechanism is None:
-        # How a price is divided is chosen anew, for the epsilon that is asked for.
-        mechanism = {key: of.mechanism[key] for key in of.mechanism if key != "answer_share"}
-    else:
-        mechanism = wanted.mechanism.model_dump(mode="json", exclude_none=True)
-    try:
-        facts = of.ensemble.facts
-        build_mechanism(mechanism, teachers=facts.teachers, classes=len(facts.classes))
-    except ParameterError as error:
-        raise InvalidTerms(str(error)) from error
-    id = secrets.token_hex(8)
-    made = ledger.make_request(
-        id=id,
-        token=holder.token_id,
-        title=wanted.title,
-        purpose=wanted.purpose,
-        asked={
-            "mechanism": mechanism,
-            "epsilon": wanted.epsilon,
-            "delta": of.terms.delta if wanted.delta is None else wanted.delta,
-        },
-        by=holder.actor,
-    )
-    return made, made.id == id
-
-
-def merge_approval(request: RequestRecord, approval: RequestApprove) -> ProjectOpen:
-    """Return the project that an approval opens: as requested, with what the approval changes."""
-    changed = approval.model_dump(exclude_none=True, exclude={"token_expires_in_days"})
-    words = {"title": request.title, "purpose": request.purpose}
-    return ProjectOpen.model_validate(
-        {**words, **request.asked, **changed, "ensemble": request.ensemble}
-    )
-
-
-def approve_request(
-    ledger: Ledger,
-    tokens: Tokens,
-    id: str,
-    terms: ProjectOpen,
-    days: float | None = None,
-    by: Actor | None = None,
-    until: datetime | None = None,
-) -> ApprovedRequest:
-    """Open the project, and make a token of it that expires in so many `days`, if they are given.
-
-    `terms` may differ from what was requested, except for the ensemble. `until`: when the token
-    expires at the latest. The request, the project, the token and what the log says of them are
-    written in one transaction. Raises Conflict when the request was decided already or asks for
-    another ensemble, and what `open_project` and `Tokens.create` raise.
-    """
-    request = ledger.find_request(id)
-    quoted, new, secret = quote_project(ledger, terms), None, ""
-    if days is not None:
-        holder = ledger.find_token(request.token)
-        wanted = TokenCreate(
-            role=Role.STUDENT,
-            project=terms.name,
-            label="" if holder is None else holder.label,
-            expires_in_days=days,
-        )
-        new, secret = tokens.draw(wanted, until)
-    words = {
-        "title": terms.title or request.title,
-        "purpose": terms.purpose or request.purpose,
-    }
-    project = quoted.project(terms.model_copy(update=words))
-    with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
-        decided, opened, made = ledger.approve_request(id, project, new, by)
-    return ApprovedRequest(decided, opened, None if made is None else token_created(made, secret))
-
-
-def examine_request(
-    ledger: Ledger, request: RequestRecord
-) -> tuple[ProjectQuote | None, str | None]:
-    """Return what approving an open request as it was made would mean, or why it is impossible."""
-    if request.status is not RequestStatus.OPEN:
-        return None, None
-    try:
-        # Its name decides nothing about its price.
-        unnamed = merge_approval(request, RequestApprove(name=request.id))
-        return quote_project(ledger, unnamed), None
-    except InvalidTerms as error:
-        return None, error.detail
 
 
 def verify_project(ledger: Ledger, project: str, progress: Progress | None = None) -> Verification:

@@ -89,13 +89,6 @@ class Tokens:
         until: when it expires at the latest. Raises `Forbidden` if a longer life was asked for,
         and `Conflict` if there is one with this `id` (16 hexadecimal digits) already.
         """
-        new, token = self.draw(request, until, id)
-        return token_created(self._ledger.create_token(new, by), token)
-
-    def draw(
-        self, request: TokenCreate, until: datetime | None = None, id: str | None = None
-    ) -> tuple[NewToken, str]:
-        """Return a new token, which is stored nowhere yet, and its secret; see `create`."""
         expires_at = datetime.now(UTC) + timedelta(days=request.expires_in_days)
         if until is not None and expires_at > until:
             if "expires_in_days" in request.model_fields_set:
@@ -114,7 +107,8 @@ class Tokens:
             label=request.label,
             expires_at=expires_at,
         )
-        return new, token
+        record = self._ledger.create_token(new, by)
+        return TokenCreated.model_validate({**vars(record), "token": token})
 
     def authenticate(self, token: str) -> Principal:
         """Return the token's principal. Raises `Unauthorized` when the token is not valid now.
@@ -171,11 +165,6 @@ class Tokens:
 
     def _hash(self, token: str) -> bytes:
         return hmac.digest(self._key, token.encode(), "sha256")
-
-
-def token_created(record: TokenRecord, token: str) -> TokenCreated:
-    """Return a token that was stored just now, with its secret."""
-    return TokenCreated.model_validate({**vars(record), "token": token})
 
 
 def _principal(record: TokenRecord) -> Principal:
