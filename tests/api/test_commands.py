@@ -229,8 +229,8 @@ def test_in_compose_a_command_is_told_as_its_host_takes_it(
             "quickstart 'a b.csv' --public ./-p.csv",
         ),
         (
-            ("ensemble", "evaluate", Path("/var/lib/terrine/x")),
-            "docker compose exec server terrine ensemble evaluate /var/lib/terrine/x",
+            ("plan", "--votes", Path("/var/lib/terrine/x")),
+            "docker compose exec server terrine plan --votes /var/lib/terrine/x",
         ),
     ],
 )

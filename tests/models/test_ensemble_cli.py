@@ -87,9 +87,9 @@ def test_a_mistake_gets_one_clear_line(
 def test_a_folder_of_pictures_has_a_size_and_classes_that_are_told(
     terrine: Terrine, tmp_path: Path, digits: Dataset
 ) -> None:
-    some = zip(digits.inputs[:500], digits.labels[:500], strict=True)
+    some = zip(digits.inputs[:400], digits.labels[:400], strict=True)
     for place, (image, label) in enumerate(some):
-        folder = tmp_path / ("scans" if place < 400 else "own") / f"n{label}"
+        folder = tmp_path / "scans" / f"n{label}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image * 15).save(folder / f"{place}.{('png', 'jpg')[place % 2]}")
     np.save(tmp_path / "pool.npy", digits.inputs[600:] * 15)
@@ -103,8 +103,6 @@ def test_a_folder_of_pictures_has_a_size_and_classes_that_are_told(
     said = terrine(*given, "--classes", ",".join(order), "--kind", "heads:augmentations=0").fine
     assert re.search(r"pictures\s+8 × 8, grey", said)
     assert list(load_manifest(tmp_path / "data" / "ensembles" / "scans").classes) == order
-    evaluate = ("ensemble", "evaluate", "scans", tmp_path / "own", "--trained-on", "public")
-    assert re.search(r"│ n3\s*│", terrine(*evaluate).fine)
 
 
 @pytest.fixture

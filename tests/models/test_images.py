@@ -14,9 +14,10 @@ from PIL import Image
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.data.images import class_folders, load_image_classes, load_images, with_bits_of
+from terrine_models.formats import load_pool, load_private
 from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import CommandError
-from terrine_server.cli.reading import load_private, load_public
+from terrine_server.cli.reading import parse_images
 
 GREY = ImageFormat(height=4, width=6, grey=True)
 COLOUR = ImageFormat(height=4, width=6, grey=False)
@@ -64,8 +65,8 @@ def test_the_bits_of_deep_pictures_are_those_of_public_ones(
         save(folder / "1.png", deep)
     save(private / "b" / "1.png", np.full((4, 6), 65535, np.uint16))
     save(private / "b" / "2.png", plain)
-    records = load_private(private, classes="a,b", images="4x6:grey", public=public)
-    labelled = load_public(public, records).labelled
+    records = load_private(private, classes=("a", "b"), image=GREY, public=public)
+    _, labelled = load_pool(public, records)
     assert records.image == GREY.model_copy(update={"bits": bits})
     assert labelled is not None
     assert np.abs(records.inputs[0].astype(int) - deep / 2 ** (bits - 8)).max() < 1
@@ -80,13 +81,14 @@ def test_bits_may_be_declared_and_are_16_otherwise(tmp_path: Path, plain: np.nda
         save(private / name / "1.png", plain.astype(np.uint16) * 16)
     save(public / "1.png", plain)
     for images, bits, kept in (("4x6:grey", None, plain // 16), ("4x6:grey:12bit", 12, plain)):
-        records = load_private(private, classes="a,b", images=images, public=public)
+        image = parse_images(images)
+        records = load_private(private, classes=("a", "b"), image=image, public=public)
         assert records.image == GREY.model_copy(update={"bits": bits})
         assert np.array_equal(records.inputs[0], kept)
     assert "bits" not in GREY.model_dump_json(), "manifests without stay as they are"
     for images in ("4x6:7bit", "4x6:17bit", "4x6:bit"):
         with refuses(CommandError, images):
-            load_private(private, classes="a,b", images=images)
+            parse_images(images)
 
 
 def test_a_broken_public_picture_is_named_before_private_ones_are_read(tmp_path: Path) -> None:

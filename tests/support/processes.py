@@ -152,8 +152,8 @@ def command_in(
 
 def command_of_few_designed(*given: Any) -> None:
     """Run a `command_in`; where quickstart designs rows, they are few, for time's sake."""
-    for module in ("cli.quickstart", "planning.first_project"):
-        importlib.import_module(f"terrine_server.{module}").DESIGNED_ROWS = (300,)  # type: ignore[attr-defined]
+    first_project = importlib.import_module("terrine_server.planning.first_project")
+    first_project.DESIGNED_ROWS = (300,)  # type: ignore[attr-defined]
     command_in(*given)
 
 

@@ -30,7 +30,6 @@ from terrine_models.students.models import Student
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
-from terrine_server.cli import quickstart
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import first_project, forecast
@@ -547,7 +546,7 @@ def test_what_was_done_of_unlabelled_rows_can_be_done_by_hand(
     Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
     asked: list[str] = []
 
-    def answer(question: str) -> str:
+    def answer(question: str, *_: object, **named: object) -> str:
         asked.append(question)
         return "yes,no"
 
@@ -628,8 +627,7 @@ DESIGNED_STEPS = [
 @pytest.fixture
 def schema_alone(table: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The visits, and a schema that somebody wrote who knows the forms and not the visits."""
-    for module in (quickstart, first_project):  # of 8,000, for time's sake
-        monkeypatch.setattr(module, "DESIGNED_ROWS", (1000,))
+    monkeypatch.setattr(first_project, "DESIGNED_ROWS", (1000,))  # of 8,000, for time's sake
     columns = [
         {"name": "patient", "role": "group"},
         {"name": "age", "role": "numeric", "low": 0, "high": 100},

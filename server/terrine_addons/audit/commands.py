@@ -141,6 +141,7 @@ def _attack_students(
 
 
 def _read_public(path: Path, given: StudentOptions) -> Dataset:
+    from terrine_models.formats import load_private
     from terrine_models.tables.loading import is_table, load_table
     from terrine_models.tables.roles import propose_schema
     from terrine_server.cli import reading
@@ -150,7 +151,8 @@ def _read_public(path: Path, given: StudentOptions) -> Dataset:
     if not is_table(path):
         if given.label is not None:
             fail("--label is for tables.")
-        return reading.load_private(path, classes=given.classes, note=reading.note_aside)
+        classes = reading.parse_classes(given.classes)
+        return load_private(path, classes=classes, note=reading.note_aside)
     if given.label is None:
         fail("Which column is to be predicted? Name it with --label.")
     found = propose_schema(

@@ -11,14 +11,21 @@ import typer
 
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
 from terrine_models.data.arrays import InputSpec, RecordSource, load_inputs
+from terrine_models.formats import load_private, private_schema
 from terrine_models.tables.loading import Table, encoded_input, is_table, read_schema
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
 from terrine_protocol.base import quantity
-from terrine_server.cli import reading as arrays
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.options import NewEnsemble
-from terrine_server.cli.reading import note, parse_classes
+from terrine_server.cli.reading import (
+    Classes,
+    Images,
+    Schema,
+    note,
+    parse_classes,
+    parse_images,
+)
 from terrine_server.progress import stages_bar
 from terrine_server.settings import Settings
 from terrine_tables.encoding import encode_table
@@ -100,9 +107,9 @@ def split_(
     ],
     teachers: Annotated[int, typer.Option(min=1, help="Number of shards.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the shards.")],
-    schema: arrays.Schema = None,
-    classes: arrays.Classes = None,
-    images: arrays.Images = None,
+    schema: Schema = None,
+    classes: Classes = None,
+    images: Images = None,
 ) -> None:
     """Split private data into disjoint shards (.npz), to train a teacher on each with anything.
 
@@ -111,13 +118,14 @@ def split_(
     [bold]Example[/bold]: terrine ensemble split patients.csv --teachers 250 --schema schema.json
     --out shards
     """
-    table = arrays.private_schema(data, schema, classes, images)
+    names, image = parse_classes(classes), parse_images(images)
+    table = private_schema(data, schema, names, image)
     with stages_bar(console, f"Reading {data.name}", "Writing shards") as (reading, writing):
         private: RecordSource
         if table is not None:
             private = Table(data, table, note, reading)
         else:
-            private = arrays.load_private(data, None, classes, images)
+            private = load_private(data, classes=names, image=image, note=note)
         sharded = split(private, out, teachers, progress=writing)
     parts = sharded.partition
     unit = "people" if parts.recipe == "groups" else "records"

@@ -55,10 +55,6 @@ COMMANDS: Commands = {
         "List mechanisms and kinds with their parameters; those in brackets may be left out.",
     ),
     "ensemble": ("", "Make, show, verify and register ensembles."),
-    "ensemble evaluate": (
-        f"{HERE}.plan:evaluate",
-        "Measure how far teachers agree, and how often they are right, by class.",
-    ),
     "ensemble train": (
         f"{HERE}.ensemble:train",
         "Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.",
@@ -81,7 +77,7 @@ COMMANDS: Commands = {
         "Forget people in every ensemble of their population, for good, while the service runs.",
     ),
     "ensemble schema": (
-        f"{HERE}.reading:schema",
+        f"{HERE}.ensemble:schema",
         "Propose a schema for a public table, explain it, and write it to a file you can edit.",
     ),
     "project": (f"{HERE}.project:app", "Open, show, pause and close projects."),

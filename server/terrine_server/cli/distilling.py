@@ -14,6 +14,7 @@ from terrine_client import Client
 from terrine_client._report import find_interval, format_metrics
 from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
 from terrine_models.data.images import list_images
+from terrine_models.formats import Inputs, format_of
 from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import is_table
@@ -27,7 +28,7 @@ from terrine_server.cli.console import (
     tabulate,
     writing,
 )
-from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
+from terrine_server.cli.reading import AcceptClipped, note
 from terrine_server.cli.student import PUBLIC_HELP, connect, load_pool
 from terrine_server.sheets import CsvWriter
 

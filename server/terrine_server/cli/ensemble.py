@@ -1,8 +1,9 @@
-"""`terrine ensemble train` and `show`: ensembles that are made of private records."""
+"""`terrine ensemble train`, `show` and `schema`: ensembles that are made of private records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -10,11 +11,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from terrine_models.addons import load_added_as
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
+from terrine_models.formats import describe_private_rows, load_pool, load_private
 from terrine_models.storage.manifests import manifest_digest
+from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
 from terrine_models.teachers.ensemble import load
 from terrine_models.teachers.kinds import Reached, ensemble_format, load_manifest
 from terrine_models.teachers.manifests import Manifest, TeacherSettings
@@ -27,26 +33,33 @@ from terrine_models.teachers.neighbours import build as place_records
 from terrine_models.teachers.shards import ShardSummary
 from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
 from terrine_protocol.base import quantity
+from terrine_protocol.files import write_atomically
 from terrine_protocol.names import show_name
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
     as_json,
+    command_text,
     console,
+    errors,
     fail,
     print_json,
     say,
     tabulate,
     warn,
+    writing,
 )
 from terrine_server.cli.options import SPEC, NewEnsemble, parse_kind, teacher_kinds
 from terrine_server.cli.plan import by_stand_ins
 from terrine_server.cli.reading import Classes, Images, Schema
 from terrine_server.owner.editions import records_key
 from terrine_server.owner.operations import make_directories
-from terrine_server.progress import teachers_bar
+from terrine_server.progress import stages_bar, teachers_bar
+from terrine_server.quickstart.dialogue import declare_schema
 from terrine_server.settings import Settings
-from terrine_tables.columns import Note
+from terrine_tables.encoders import declare_embedding
 
+MAX_SHOWN_COLUMNS = 200
+"""Of a proposed schema, on a terminal; the file has all."""
 PARTITION_SEED = 0
 """Whose shard is whose is no secret."""
 MAX_LISTED_CLASSES = 5
@@ -77,28 +90,6 @@ def show_shards(data: Dataset, teachers: int) -> None:
             f"Many teachers have no record of a class, and such a teacher never votes for it: "
             f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
         )
-
-
-def describe_private_rows(public: PublicData, private: Dataset) -> str:
-    """Return how many public rows are private ones as well, as text that is stored nowhere.
-
-    Raises DataError if these are many.
-    """
-    shared = public.count_private_rows(private)
-    return (
-        f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
-        "of private records as well, as they are encoded. Nothing is left out or stored because of "
-        "that: what a public row says of somebody is not protected."
-    )
-
-
-def load_pool(
-    public: Path, private: Dataset, note: Note = reading.note
-) -> tuple[PublicData, Dataset | None]:
-    """Return public records, of the format of private ones, and with labels if they have any."""
-    found = reading.load_public(public, private, note)
-    labels = None if private.encoding or found.labelled is None else found.labelled.labels
-    return PublicData.declare(public.name, found.inputs, found.groups, labels), found.labelled
 
 
 class TrainingPlace(StrEnum):
@@ -204,8 +195,20 @@ def train(
         fail("--teachers is missing: how many are to be trained? Only neighbours need no number.")
     else:
         make = partial(_train, config, teachers, on)
-    private = reading.load_private(data, schema, classes, images, public)
-    pool = None if public is None else load_pool(public, private)[0]
+    with stages_bar(console, f"Reading {data.name}") as (progress,):
+        private = load_private(
+            data,
+            schema,
+            classes=reading.parse_classes(classes),
+            image=reading.parse_images(images),
+            public=public,
+            note=reading.note,
+            progress=progress,
+        )
+    pool = None
+    if public is not None:
+        with stages_bar(console, f"Reading {public.name}") as (progress,):
+            pool, _ = load_pool(public, private, reading.note, progress)
     if pool is not None:
         say(describe_private_rows(pool, private))
     make_directories(own)
@@ -327,3 +330,141 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         fields["shards"] = f"{partition.smallest} to {partition.largest} {unit} each"
     fields |= {"manifest": f"SHA-256 {manifest_digest(directory)}", "directory": str(directory)}
     console.print(tabulate(fields), soft_wrap=True)
+
+
+def show_schema(
+    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
+) -> None:
+    """Print each column's role and why, what a schema makes public, and whom it protects.
+
+    `out`: where it was written, or what is said of that.
+    """
+    _show_guesses(proposal.guesses, terminal)
+    columns = proposal.schema.columns
+    ranges = sum(column.role in ("numeric", "date") for column in columns)
+    lists = sum(
+        column.values is not None
+        for column in columns
+        if column.role != "label" or not proposal.declared
+    )
+    say(
+        f"{out}: {quantity(len(columns), 'column')}. Review it: everything in it will be public.",
+        to=terminal,
+    )
+    say(
+        f"Taken from {public}: the column names, the lowest and highest value of "
+        f"{quantity(ranges, 'column')}, all values of {quantity(lists, 'column')}, the number of "
+        f"rows and the SHA-256. If {public.name} is not public, replace all of this with what you "
+        "know without it, or make the schema from an invented table.",
+        to=terminal,
+    )
+    if not any(column.role == "group" for column in columns):
+        say(
+            "No column identifies people, so the guarantee will protect single rows. If a person "
+            "can have several rows, name the column that identifies people with --group.",
+            to=terminal,
+        )
+
+
+def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:
+    """Print a row for each guess, of very many for those with a question first."""
+    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MAX_SHOWN_COLUMNS]
+    table = Table("column", "role", "why", "check")
+    for guess in shown if len(guesses) > MAX_SHOWN_COLUMNS else guesses:
+        texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
+        table.add_row(*map(escape, texts))
+    terminal.print(table)
+    if more := len(guesses) - len(shown):
+        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")
+
+
+def schema(
+    public: Annotated[
+        Path | None,
+        typer.Argument(metavar="PUBLIC", help="A public table: CSV, Parquet or Arrow."),
+    ] = None,
+    *,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column to predict.")] = None,
+    declare: Annotated[
+        bool,
+        typer.Option(
+            "--declare",
+            help="In place of PUBLIC: ask for each column, what it may hold. No file is read, but "
+            "a schema that was begun is gone on with.",
+        ),
+    ] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…",
+            help="What the column to predict can be, all of it public: PUBLIC need not have that "
+            "column then.",
+        ),
+    ] = None,
+    bins: reading.Bins = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write the schema (JSON); - is standard output. What explains it is then "
+            "on standard error.",
+        ),
+    ] = Path("schema.json"),
+    group: reading.Group = None,
+    ignore: reading.Ignore = None,
+    keep: reading.Keep = None,
+    embedding: reading.Embedded = None,
+    columns: reading.Columns = None,
+) -> None:
+    """Propose a schema for a public table, explain it, and write it to a file you can edit.
+
+    Students will see every value in the schema. None may come from private rows.
+
+    [bold]Examples[/bold]
+
+      terrine ensemble schema census-sample.csv --label income --out schema.json
+
+      terrine ensemble schema --declare
+    """
+    if declare:
+        if any((public, label, classes, bins, group, ignore, keep, columns)):
+            fail("--declare asks for everything: leave the other options but --out away.")
+        _declare_schema(out)
+        return
+    if public is None or label is None:
+        fail("Name a public table and its column to predict (--label); or give --declare.")
+    printed = str(out) == "-"
+    note_on = reading.note_aside if printed else reading.note
+    if not printed and out.is_file():
+        fail(f"{out} already exists; remove it or choose another file.")
+    with stages_bar(errors if printed else console, f"Reading {public.name}") as (progress,):
+        proposal = propose_schema(
+            public,
+            label=label,
+            classes=reading.parse_classes(classes),
+            bins=reading.parse_bins(bins),
+            group=group,
+            columns=reading.split_names(columns),
+            ignore=ignore or (),
+            keep=keep or (),
+            embedding=None if embedding is None else declare_embedding(embedding),
+            note=note_on,
+            progress=progress,
+        )
+    if printed:
+        with writing(None) as standard_output:
+            standard_output.write(proposal.to_json())
+        show_schema(proposal, public, "The schema", errors)
+        return
+    write_atomically(out, proposal.to_json().encode(), public=True)
+    show_schema(proposal, public, out)
+    say(f"Then: terrine ensemble train PRIVATE.csv --name NAME --teachers N --schema {out}")
+
+
+def _declare_schema(out: Path) -> None:
+    """Ask somebody at the terminal what a table may hold, and write it."""
+    if str(out) == "-" or not sys.stdin.isatty():
+        fail("--declare asks questions at a terminal, and writes a file: --out FILE.")
+    features = quantity(len(declare_schema(out, reading.Terminal()).features), "column")
+    say(f"{out}: {features} to learn from. Then, without any public data:")
+    say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")

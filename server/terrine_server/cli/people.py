@@ -10,6 +10,7 @@ import typer
 
 from terrine_models.data.arrays import DataError, Dataset, load_groups
 from terrine_models.features.maps import PublicData
+from terrine_models.formats import PICTURES, TABLE, format_of
 from terrine_models.tables.loading import is_table, load_people
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
@@ -19,7 +20,7 @@ from terrine_protocol.base import quantity
 from terrine_server.cli.console import console, fail, say
 from terrine_server.cli.ledger import open_current_ledger
 from terrine_server.cli.options import Yes
-from terrine_server.cli.reading import PICTURES, TABLE, format_of, note
+from terrine_server.cli.reading import note
 from terrine_server.ledger import EnsembleRecord, Ledger
 from terrine_server.owner import editions
 from terrine_server.owner.editions import EditionChange

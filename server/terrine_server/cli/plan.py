@@ -1,4 +1,4 @@
-"""`terrine plan`: how many answers are right, before a budget is spent; and how teachers agree."""
+"""`terrine plan`: how many answers are right, before a budget is spent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from terrine_models.data.arrays import Dataset, read_arrays
-from terrine_protocol.files import replacing
-from terrine_protocol.names import show_name
+from terrine_models.data.arrays import read_arrays
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
-from terrine_server.cli.options import SPEC, EnsembleName, mechanism_text, parse_spec
+from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
 from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
@@ -30,11 +27,8 @@ from terrine_server.planning.opening import Quote
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 from terrine_server.settings import Settings
-from terrine_tables.columns import Note
 
 if TYPE_CHECKING:
-    from terrine_models.teachers.ensemble import Agreement
-    from terrine_models.teachers.manifests import Manifest
     from terrine_models.teachers.neighbours import NeighbourForecast
 
 
@@ -311,100 +305,6 @@ def ensemble_directory(ensemble: str) -> Path:
         path = named if named.exists() else path
     editions = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
     return max(editions, key=lambda each: int(each.name[8:]), default=path)
-
-
-@with_json
-def evaluate(
-    ensemble: EnsembleName,
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA",
-            help="Labelled data that no teacher was trained on: IDX images (labels beside them), "
-            ".npz with x and y, a table, or a folder of pictures for each class.",
-        ),
-    ],
-    trained_on: Annotated[
-        VoteSource | None, typer.Option(help="What the teachers were trained on.")
-    ] = None,
-    votes: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also save the votes, as `terrine plan --votes` reads."),
-    ] = None,
-) -> None:
-    """Measure how far teachers agree, and how often they are right, by class.
-
-    To know this before private teachers are trained, train a stand-in: as many teachers, with as
-    many records each, on data that are public. Votes of private teachers are private, even votes on
-    public inputs, and what is chosen by looking at them is outside every guarantee.
-
-    [bold]Example[/bold]
-
-      terrine ensemble evaluate stand-in census.csv --trained-on public --votes votes.npz
-
-      terrine plan --votes votes.npz --votes-are public --epsilon 1
-    """
-
-    # PyTorch comes with it, and plans need none.
-    from terrine_models.teachers.ensemble import Agreement, Ensemble
-
-    check_origin(trained_on, "--trained-on")
-    if votes is not None and votes.suffix.lower() != ".npz":
-        fail(f"--votes must end in .npz; {votes} does not.")
-    loaded = Ensemble.load(ensemble_directory(ensemble))
-    manifest = loaded.manifest
-    labelled = _load_labelled(data, manifest, reading.note_aside if as_json() else reading.note)
-    counts = loaded.votes(labelled.inputs)
-    found = Agreement.of(counts, labelled.labels, manifest.classes)
-    if votes is not None:
-        with replacing(votes) as archive:
-            np.savez_compressed(archive, counts=counts, labels=labelled.labels)
-    if as_json():
-        print_json(asdict(found))
-        return
-    _show(found, manifest, data)
-    if votes is None:
-        levels = ",".join(f"{level:.2g}" for level in found.consensus)
-        options = f"--teachers {found.teachers} --classes {len(found.classes)} --consensus {levels}"
-    else:
-        options = f"--votes {votes} --votes-are {trained_on}"
-    say(f"To plan with it: terrine plan {options} --epsilon 1")
-
-
-def _load_labelled(path: Path, manifest: Manifest, note: Note) -> Dataset:
-    data = reading.format_of(path, manifest).labelled(path, manifest, note, True)
-    if data.spec.shape != manifest.input.shape or data.spec.dtype != manifest.input.dtype:
-        fail(
-            f"{path} has inputs {data.spec.dtype} {list(data.spec.shape)}; the ensemble takes "
-            f"{manifest.input.dtype} {list(manifest.input.shape)}."
-        )
-    return data
-
-
-def _show(found: Agreement, manifest: Manifest, data: Path) -> None:
-    console.print(
-        f"{found.teachers:,} teachers of {manifest.name} on {found.inputs:,} records of {data}:\n"
-        f"one teacher is right on {found.mean_teacher:.2%} on average, most of them on "
-        f"{found.plurality:.2%}, the larger class on {found.majority:.2%}.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    levels = Table("agree", "records", "of them right")
-    above = ""
-    for level in found.levels:
-        name = f"{level.agreement:.0%} or more" if level.agreement else "less"
-        levels.add_row(name + above, f"{level.inputs:,}", _share_as_text(level.right))
-        above = f", below {level.agreement:.0%}" if level.agreement else ""
-    console.print(levels)
-    classes = Table("class", "records", "most teachers right", "mean share of votes")
-    for each in found.classes:
-        row = (f"{each.inputs:,}", _share_as_text(each.right), _share_as_text(each.votes))
-        classes.add_row(escape(show_name(each.name)), *row)
-    console.print(classes)
-
-
-def _share_as_text(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"
 
 
 MOVED_TO_QUICKSTART = (

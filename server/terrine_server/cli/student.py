@@ -13,10 +13,11 @@ import typer
 
 from terrine_client import NO_COUNT, Client, Labels
 from terrine_client._privacy import verify_papers
+from terrine_models.formats import Inputs, format_of
 from terrine_protocol import Outcome
 from terrine_protocol.files import open_regular_file, read, replacing
 from terrine_server.cli.console import console, fail, output, say, tabulate, with_json, writing
-from terrine_server.cli.reading import AcceptClipped, Inputs, format_of, note
+from terrine_server.cli.reading import AcceptClipped, note
 from terrine_server.sheets import CsvWriter
 
 app = typer.Typer()

@@ -348,15 +348,23 @@ class Setting:
 
     @classmethod
     def of(
-        cls, *, units: int, rows: int, classes: int, epsilon: float, joined: Cap | None = None
+        cls,
+        *,
+        units: int,
+        rows: int | None = None,
+        classes: int,
+        epsilon: float,
+        joined: Cap | None = None,
     ) -> Setting:
         """Return that of private units (records or people), and different public rows, all asked.
 
-        `joined`: the cap of the population that these units are of, if it is fixed already. Raises
-        `ParameterError` for too few rows, whatever votes on them.
+        `rows`: how many; None if they are designed. `joined`: the cap of the population that these
+        units are of, if it is fixed already. Raises `ParameterError` for too few rows, whatever
+        votes on them.
         """
         epsilon = check_epsilon(epsilon)
         least = MIN_ANSWERS_PER_CLASS * classes
+        rows = DESIGNED_ROWS[0] if rows is None else rows
         if rows < least:
             raise ParameterError(
                 f"Too small: {rows:,} different public rows for {classes:,} classes teach a "

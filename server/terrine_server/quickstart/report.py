@@ -1,0 +1,160 @@
+"""What the owner reads before anything is made: who is protected, by what, and what it buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from terrine_server.ledger import PopulationRecord
+from terrine_server.planning.first_project import FirstProject, max_guess_accuracy
+from terrine_server.planning.forecast import DRAWS, Forecast, Option
+from terrine_server.quickstart.records import ProjectData
+
+
+def describe(
+    data: ProjectData, forecast: Forecast, joined: PopulationRecord | None
+) -> dict[str, str]:
+    """Say in five lines who is protected, how much, by what, what it buys, and what is used.
+
+    `joined`: the population whose cap is used, if that is fixed already.
+    """
+    first = forecast.first
+    unit, units, several = "record", "records", data.rows_of_people
+    if data.person is not None:
+        unit, units, several = f"{data.person}, with all its records", "people", ""
+    right = max_guess_accuracy(first.epsilon, first.delta)
+    lines = {
+        "Protects": f"each single {unit}, of {first.units:,}.{several}",
+        "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
+        f"others, and guesses which of two equally likely versions of this one is there, is right "
+        f"at most {right:.1%} of the time (50 % without any answer).",
+        "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}".rstrip(),
+        "It buys": _describe_purchase(data, forecast),
+        "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
+        f"together may ever tell about these people. {int(1 / first.share)} like this one would "
+        "fit, as several ε add up to less than their sum. The cap cannot be changed later.",
+    }
+    if joined is not None:
+        lines["It uses"] += (
+            f" It is the cap of the population {joined.name}, of which "
+            f"{1 - joined.reserved / joined.cap:.0%} is free."
+        )
+    return lines
+
+
+def _describe_option(first: FirstProject, unit: str) -> str:
+    """Say how the records are asked, which are those of so many `unit`, in the plural."""
+    noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
+    if first.neighbours is not None:
+        return (
+            f"neighbours: the {unit} most similar to the row that is asked about vote, some "
+            f"{first.neighbours.near:,} of them. {noise} Each has an account in this project, and "
+            f"stops voting in it when that is exhausted: {first.neighbours.retired:.0%} of them by "
+            "the end."
+        )
+    teachers = (
+        f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
+        f"more {unit} that no other is trained on."
+    )
+    if first.confident is not None:
+        threshold = int(str(first.confident["threshold"])) / first.teachers
+        return (
+            f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
+            "answer is their class, and else nothing."
+        )
+    if (release := first.release) is not None:
+        return (
+            f"{teachers} {noise} They are asked rows that are designed from the schema. The "
+            f"project begins with {len(release.cells)} histograms, in which each of the {unit} "
+            f"counts once, with noise of σ = {release.sigma:g} in every count: how common classes "
+            f"are (within {min(1.0, 2 * release.sigma / first.units):.1%}), and where the numbers "
+            f"of a column lie. By themselves they cost ε = {_describe_release_epsilon(first)}."
+        )
+    return f"{teachers} {noise}"
+
+
+def _describe_release_epsilon(first: FirstProject) -> str:
+    return f"{first.terms.epsilon_spent(first.terms.start.spent):.2g}"
+
+
+def _explain_choice(forecast: Forecast) -> str:
+    """Say why it is this option and no other."""
+    _, *others = forecast.options
+    if not others:
+        return ""
+    if forecast.students is None:
+        return (
+            f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
+        )
+    said = []
+    if worse := [each for each in others if each.worse]:
+        said.append(f"clearly better than those of {_join(worse)}")
+    if alike := [each for each in others if not each.worse]:
+        said.append(f"about as good as those of {_join(alike)}")
+    measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
+    return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
+
+
+def _describe_purchase(data: ProjectData, forecast: Forecast) -> str:
+    """Say what is certain, and what else the project should buy."""
+    certain, found = f"for certain, {_certain_answers(forecast.first)}", forecast.students
+    labelled = data.labelled
+    if labelled is None:
+        return (
+            f"{certain}. How good a student becomes cannot be said: that would take labels of "
+            "public rows. A trial on private ones would tell something about them."
+        )
+    if found is None:
+        return (
+            f"{certain}. How good a student becomes cannot be said: {len(labelled):,} labelled "
+            "public rows are too few for a trial."
+        )
+    said = (
+        f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
+        f"private ones, students were right on {write_range(found.accuracy)}, balanced accuracy "
+        f"{write_range(found.balanced_accuracy)} (the average over the classes; a guess has "
+        f"{found.chance:.0%}). Expect the same if the private rows are like the public ones."
+    )
+    if found.useless:
+        ranked = ""
+        if found.auc is not None and found.above_chance:
+            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
+        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
+    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+    if len(labelled.classes) == 2 and found.accuracy[1] < largest:
+        said += (
+            f" Always predicting the larger class would be right more often ({largest:.1%}), but "
+            "would never find the other. Who prefers accuracy trains with --threshold accuracy."
+        )
+    return said
+
+
+def _certain_answers(first: FirstProject) -> str:
+    """Say what a project buys, whatever teachers say."""
+    if first.release is not None:
+        return (
+            f"noisy votes on {first.rows:,} rows that are designed from the schema, and published "
+            "with the project"
+        )
+    if first.confident is None:
+        said = f"noisy votes on all {first.rows:,} different public rows"
+        if first.neighbours is not None:
+            said += " (an empty one, and free, where all similar records have stopped voting)"
+        return said
+    queries = min(first.rows, first.terms.affordable(first.terms.start))
+    return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
+
+
+def name_option(first: FirstProject) -> str:
+    """Name the option, with the number of teachers that are trained."""
+    return first.option if first.neighbours else f"{first.option} ({first.teachers:,})"
+
+
+def write_range(between: tuple[float, float]) -> str:
+    """Write the ends of a range of shares."""
+    return f"{between[0]:.1%} to {between[1]:.1%}"
+
+
+def _join(options: Sequence[Option]) -> str:
+    return " and of ".join(each.first.option for each in options)
