@@ -35,7 +35,6 @@ from terrine_models.data.images import (
     load_images,
     with_bits_of,
 )
-from terrine_models.features.maps import PublicData
 from terrine_models.tables.loading import (
     check_table,
     is_table,
@@ -263,27 +262,12 @@ def load_private(
     return private
 
 
-def load_pool(
+def load_public(
     public: Path, private: Dataset, note: Note = ignore_note, progress: Progress = ignore_progress
-) -> tuple[PublicData, Dataset | None]:
-    """Return public records, of the format of private ones, and with labels if they have any."""
+) -> PublicRecords:
+    """Return public records, of the format of private ones. Raises DataError."""
     form = TABLE if private.encoding is not None else format_of(public, private)
-    found = form.public(public, private, note, progress)
-    labels = None if private.encoding or found.labelled is None else found.labelled.labels
-    return PublicData.declare(public.name, found.inputs, found.groups, labels), found.labelled
-
-
-def describe_private_rows(public: PublicData, private: Dataset) -> str:
-    """Return how many public rows are private ones as well, as text that is stored nowhere.
-
-    Raises DataError if these are many.
-    """
-    shared = public.count_private_rows(private)
-    return (
-        f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
-        "of private records as well, as they are encoded. Nothing is left out or stored because of "
-        "that: what a public row says of somebody is not protected."
-    )
+    return form.public(public, private, note, progress)
 
 
 def _note_people(data: Dataset, path: Path, note: Note) -> None:

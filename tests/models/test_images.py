@@ -14,7 +14,7 @@ from PIL import Image
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.data.images import class_folders, load_image_classes, load_images, with_bits_of
-from terrine_models.formats import load_pool, load_private
+from terrine_models.formats import load_private, load_public
 from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.reading import parse_images
@@ -66,7 +66,7 @@ def test_the_bits_of_deep_pictures_are_those_of_public_ones(
     save(private / "b" / "1.png", np.full((4, 6), 65535, np.uint16))
     save(private / "b" / "2.png", plain)
     records = load_private(private, classes=("a", "b"), image=GREY, public=public)
-    _, labelled = load_pool(public, records)
+    labelled = load_public(public, records).labelled
     assert records.image == GREY.model_copy(update={"bits": bits})
     assert labelled is not None
     assert np.abs(records.inputs[0].astype(int) - deep / 2 ** (bits - 8)).max() < 1

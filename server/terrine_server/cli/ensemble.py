@@ -18,7 +18,7 @@ from rich.table import Table
 from terrine_models.addons import load_added_as
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.formats import describe_private_rows, load_pool, load_private
+from terrine_models.formats import load_private
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
 from terrine_models.teachers.ensemble import load
@@ -55,6 +55,7 @@ from terrine_server.owner.editions import records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
+from terrine_server.quickstart.records import describe_private_rows, load_pool
 from terrine_server.settings import Settings
 from terrine_tables.encoders import declare_embedding
 

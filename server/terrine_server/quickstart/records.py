@@ -10,12 +10,7 @@ import numpy as np
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
-from terrine_models.formats import (
-    describe_private_rows,
-    load_labelled_rows,
-    load_pool,
-    load_private,
-)
+from terrine_models.formats import load_labelled_rows, load_private, load_public
 from terrine_models.tables.loading import read_schema
 from terrine_models.tables.roles import find_repeated_people
 from terrine_models.teachers.shards import unit_count
@@ -30,7 +25,7 @@ from terrine_server.quickstart.dialogue import (
     find_schema,
 )
 from terrine_server.settings import Settings
-from terrine_tables.columns import Note
+from terrine_tables.columns import Note, Progress, ignore_note, ignore_progress
 
 
 @dataclass(frozen=True)
@@ -159,6 +154,28 @@ def _read_public_rows(public: Path, private: Dataset, owner: Owner, note: Note) 
     unknown = np.zeros(len(pool.inputs), np.int64)
     sample = Dataset(pool.inputs, unknown, private.classes, private.spec, encoding=private.encoding)
     return PublicRows(pool, sample, labelled=False)
+
+
+def load_pool(
+    public: Path, private: Dataset, note: Note = ignore_note, progress: Progress = ignore_progress
+) -> tuple[PublicData, Dataset | None]:
+    """Return public records, of the format of private ones, and with labels if they have any."""
+    found = load_public(public, private, note, progress)
+    labels = None if private.encoding or found.labelled is None else found.labelled.labels
+    return PublicData.declare(public.name, found.inputs, found.groups, labels), found.labelled
+
+
+def describe_private_rows(public: PublicData, private: Dataset) -> str:
+    """Return how many public rows are private ones as well, as text that is stored nowhere.
+
+    Raises DataError if these are many.
+    """
+    shared = public.count_private_rows(private)
+    return (
+        f"Private, for your eyes only: {shared:,} of {len(public.inputs):,} public rows are rows "
+        "of private records as well, as they are encoded. Nothing is left out or stored because of "
+        "that: what a public row says of somebody is not protected."
+    )
 
 
 def _find_person(records: Dataset) -> str | None:
