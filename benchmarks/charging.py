@@ -63,7 +63,7 @@ def main(rounds: int = 7) -> None:
         for what, rates in found.items():
             print(f"{what:44}{median(rates):10,.0f}   {ratios(rates, peer)}")
         began = time.perf_counter()
-        verified = ledger.verify("study")
+        verified = ledger.verifier.verify_project("study")
         took = time.perf_counter() - began
         assert verified.ok, verified.problems
         print(f"\nverify: {verified.charges:,} entries, {verified.charges / took:,.0f} per second")
@@ -73,7 +73,7 @@ def charges_per_second(
     ledger: Ledger, project: int, group: Callable[[], list[list[Proposal]]]
 ) -> float:
     def charge(batches: list[list[Proposal]]) -> None:
-        ledger.charge_group(project, batches, payers=[TOKEN] * len(batches))
+        ledger.charging.charge(project, batches, payers=[TOKEN] * len(batches))
 
     charge(group())
     charged, took = 0, 0.0

@@ -29,7 +29,7 @@ from sqlalchemy.engine import make_url
 
 from serving import in_turn, seconds
 from support.databases import SECRET_KEY, running_postgres
-from support.ledgers import answered, open_ledger, open_project
+from support.ledgers import answered, charge_one, open_ledger, open_project
 from terrine_server.ledger import Ledger, ProjectRecord, connect
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
@@ -138,7 +138,7 @@ def fetch(url: str, project: ProjectRecord) -> None:
 
 
 def verify(ledger: Ledger) -> None:
-    found = ledger.verify("study")
+    found = ledger.verifier.verify_project("study")
     assert found.ok, found.problems
 
 
@@ -146,8 +146,8 @@ def charging(*ledgers: Ledger) -> list[float]:
     """Median seconds of a charge of one new query on each ledger, measured in turn."""
 
     def charge(ledger: Ledger) -> float:
-        project, query = ledger.project("study").id, answered(f"new {next(fresh)}")
-        return seconds(lambda: ledger.charge(project, [query]))
+        project, query = ledger.projects.get("study").id, answered(f"new {next(fresh)}")
+        return seconds(lambda: charge_one(ledger, project, [query]))
 
     fresh = count()
     lines = {str(number): partial(charge, each) for number, each in enumerate(ledgers)}

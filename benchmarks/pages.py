@@ -29,7 +29,7 @@ from ledger import MECHANISM, fill
 from serving import seconds
 from support.browser import InProcess, Visitor
 from support.databases import SECRET_KEY, running_postgres
-from support.ledgers import answered, open_ledger, terms
+from support.ledgers import answered, charge_one, open_ledger, terms
 from terrine_protocol import Role, TokenCreate
 from terrine_server.app import create_app
 from terrine_server.ledger import NewProject
@@ -60,10 +60,10 @@ def main(
             url = server.url(stack.enter_context(server.database()))
         ledger = open_ledger(url, epsilon=50.0)
         each = charges // (projects - 1)
-        priced = terms(large + 10_000, MECHANISM, ledger.ensembles()[0].population.rule)
+        priced = terms(large + 10_000, MECHANISM, ledger.ensembles.list()[0].population.rule)
         for number in range(projects):
             last = number == projects - 1
-            project = ledger.open_project(
+            project = ledger.projects.open(
                 NewProject(f"project-{number:04}", "mnist", MECHANISM, priced)
             )
             fill(url, project, large if last else each)
@@ -98,7 +98,7 @@ def main(
         for number in range(1 + rounds):
             if number:
                 new = range(number * NEW, (number + 1) * NEW)
-                ledger.charge(project.id, [answered(f"new {query}") for query in new])
+                charge_one(ledger, project.id, [answered(f"new {query}") for query in new])
             for page, path in pages.items():
                 took[page].append(seconds(partial(ask, path)))
     print(f"{projects:,} projects, {charges + large:,} charges; milliseconds")

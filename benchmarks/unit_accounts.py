@@ -116,7 +116,7 @@ def measure(url: str, units: int, queries: int, together: int) -> None:
         register(ledger, kind, 9.0, facts, units=units)
         built = build_mechanism(mechanism, teachers=units, classes=CLASSES)
         epsilon = 0.1 if kind == "neighbours" else 5.0
-        ledger.open_project(NewProject(kind, kind, mechanism, quote(built, epsilon, 1e-6)))
+        ledger.projects.open(NewProject(kind, kind, mechanism, quote(built, epsilon, 1e-6)))
         labeling = Labeling(ledger, Crowd(units), Metrics(), max_batch=10_000)
         logged = number(url, LOGGED)
         started = time.process_time()

@@ -21,4 +21,4 @@ def test_a_student_asks_pays_and_is_answered(terrine_server: RunningServer) -> N
         again = http.post("/label", json={"inputs": inputs}).json()
         assert again["budget"]["charges"] == 5
         assert all(result["replayed"] for result in again["results"])
-    assert terrine_server.ledger.verify("study").ok
+    assert terrine_server.ledger.verifier.verify_project("study").ok

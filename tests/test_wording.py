@@ -30,7 +30,7 @@ from support.processes import Terrine, seed_noise
 from support.servers import INTERACTIVE, RunningServer, running_server, signed
 from support.wording import Wording
 from terrine_protocol import PROBLEMS
-from terrine_server.ledger import Ledger
+from terrine_server.ledger.charging import Charging
 from terrine_server.owner import checkpoints
 
 NPY = "application/x-npy"
@@ -257,9 +257,9 @@ def overdone(said: Said, server: RunningServer, directory: Path, ensemble: Digit
     said("a token that is not known", stranger.http.get("/budget"))
     token = server.token()
     revoked = Caller(server, token)
-    for made in server.ledger.list_tokens():
+    for made in server.ledger.tokens.list():
         if made.id == token.split("_")[1]:
-            server.ledger.revoke_token(made.id)
+            server.ledger.tokens.revoke(made.id)
     said("a revoked token", revoked.http.get("/budget"))
     while (reply := stranger.http.get("/budget")).status_code == 401:
         pass
@@ -285,7 +285,7 @@ def broken(said: Said, server: RunningServer, monkeypatch: pytest.MonkeyPatch) -
     """Files that were altered, a ledger that was edited or is away, and a defect."""
     student, images = caller(server), server.ensemble.public[200:]
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "charge_group", lambda *_: 1 / 0)
+        patched.setattr(Charging, "charge", lambda *_: 1 / 0)
         said("a query, and there is a defect", student.label(images[:1]))
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "LOOK_SECONDS", 0)

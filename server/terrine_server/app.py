@@ -158,10 +158,10 @@ def _issuer(settings: Settings) -> Issuer | None:
 def _warm_up(services: Services) -> None:
     """Load every ensemble before the first request, and log which cannot be loaded."""
     try:
-        for record in services.ledger.ensembles():
+        for record in services.ledger.ensembles.list():
             services.voters.check(record)
             log.info("ensemble ready", ensemble=record.name)
-        for found in services.ledger.verify_log().problems:
+        for found in services.ledger.verifier.verify_log().problems:
             log.error("not as logged", found=found)
     except ServiceError as error:
         log.error("not ready", problem=error.problem, cause=str(error))

@@ -372,7 +372,7 @@ def check_ensemble_files(name: str, directory: Path, digest: str) -> Finding:
 
 def check_ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
     """Verify the files of every registered ensemble, and report unregistered directories."""
-    registered = ledger.ensembles()
+    registered = ledger.ensembles.list()
     for registration in registered:
         record = registration.current
         found = check_ensemble_files(
@@ -407,14 +407,14 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
     Also that no entry is dated in the future.
     """
     whole, newest = 0, None
-    names = ledger.project_names()
+    names = ledger.projects.list_names()
     for name in names:
         try:
-            project = ledger.project(name)
-            last = ledger.charges(name, after_seq=max(0, project.charges - 1), limit=1)
+            project = ledger.projects.get(name)
+            last = ledger.entries.list(name, after_seq=max(0, project.charges - 1), limit=1)
             if project.terms.allowance is not None:
                 with suppress(ConcurrentUpdate):  # a server has just read and written them
-                    ledger.unit_accounts(project)
+                    ledger.charging.unit_accounts(project)
         except ServiceError as error:
             yield Finding("ledger", Severity.PROBLEM, str(error), f"terrine ledger verify {name}")
             continue
@@ -430,7 +430,7 @@ def check_balances(ledger: Ledger) -> Iterator[Finding]:
 
 def check_log(ledger: Ledger) -> Iterator[Finding]:
     """Check the administrative log, and that tables agree with it."""
-    found = ledger.verify_log()
+    found = ledger.verifier.verify_log()
     for problem in found.problems:
         yield Finding(
             "log", Severity.PROBLEM, problem, "terrine ledger show; docs/ledger.md, Edits by hand"
@@ -522,7 +522,7 @@ def check_ledger(engine: Engine, key: bytes) -> Finding:
     """
     with reading(engine) as connection:
         missing = missing_migrations(connection)
-    Ledger(engine, key).check_sealed()
+    Ledger(engine, key).log.check_sealed()
     if not missing:
         return Finding("ledger", Severity.OK, "Its tables are of this version.")
     found = f"Migrations that bring its tables to this version: {missing}."
@@ -635,7 +635,7 @@ def _examine_database(settings: Settings, password: str | None) -> Iterator[Find
             ledger = Ledger(engine, load_secret_key(settings.secret_key_path))
         except SecretKeyError:
             return  # `check_secret_key` has reported it
-        ledger.check_sealed()
+        ledger.log.check_sealed()
         yield from _survive("ensembles", check_ensembles(ledger, settings))
         yield from check_balances(ledger)
         yield from check_log(ledger)

@@ -97,7 +97,7 @@ def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Bu
 def actors(of: ledger.Ledger, named: Iterable[str]) -> dict[str, str]:
     """Return by actor of the administrative log how pages show it: tokens with their labels."""
     found = {*named}
-    labels = of.token_labels(
+    labels = of.tokens.list_labels(
         {actor.removeprefix("token:") for actor in found if actor.startswith("token:")}
     )
     labelled = {f"token:{id}": f"token:{id} ({label})" for id, label in labels.items()}

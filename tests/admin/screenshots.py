@@ -24,7 +24,7 @@ sys.path[:0] = [str(REPOSITORY / "tests")]
 
 from support.browser import browser, chromium, no_browser  # noqa: E402
 from support.data import train_digits  # noqa: E402
-from support.ledgers import abstained, answered  # noqa: E402
+from support.ledgers import abstained, answered, charge_one  # noqa: E402
 from support.servers import RunningServer, running_server  # noqa: E402
 from terrine_protocol import ProjectStatus, Role, TokenCreate  # noqa: E402
 from terrine_server.owner.sign_in import Tokens, load_secret_key  # noqa: E402
@@ -51,7 +51,7 @@ WEBP_QUALITY = 70
 
 @contextmanager
 def told(clock: list[datetime]) -> Iterator[None]:
-    with patch("terrine_server.ledger.ledger.now", lambda: clock[0]):
+    with patch("terrine_server.ledger.database.now", lambda: clock[0]):
         yield
 
 
@@ -80,10 +80,10 @@ def fill(server: RunningServer) -> None:
                     query = next(queries)
                     right = chance.random() < rate
                     made = answered(query, chance.randrange(10)) if right else abstained(query)
-                    if server.ledger.project(name).affordable:
-                        server.ledger.charge(record.id, [made])
-        server.ledger.set_status("sepsis-alerts", ProjectStatus.PAUSED)
-        server.ledger.set_status("radiology-pilot", ProjectStatus.CLOSED)
+                    if server.ledger.projects.get(name).affordable:
+                        charge_one(server.ledger, record.id, [made])
+        server.ledger.projects.set_status("sepsis-alerts", ProjectStatus.PAUSED)
+        server.ledger.projects.set_status("radiology-pilot", ProjectStatus.CLOSED)
 
 
 def take(page: Page, path: Path) -> None:

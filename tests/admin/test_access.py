@@ -90,7 +90,7 @@ def test_no_edit_of_the_log_revives_a_session(
         kept = dict(visitor.cookies)
         visitor.post("/admin/sign-out")
         other = house.visitor()
-        out = [e.seq for e in ledger.log(limit=100) if e.action == "signed-out"]
+        out = [e.seq for e in ledger.log.list(limit=100) if e.action == "signed-out"]
         with unguarded(database_url, with_key=False) as connection:
             connection.execute(text(f"UPDATE administrative_log SET {edit} WHERE seq = {out[0]}"))
         visitor.cookies = dict(kept)
@@ -100,7 +100,7 @@ def test_no_edit_of_the_log_revives_a_session(
             fresh.app = create_app(settings)
             fresh.cookies |= kept if fresh is visitor else {}
             assert fresh.get("/admin").status_code == 503, "an edited log lets nobody in"
-    assert not ledger.verify_log().ok
+    assert not ledger.verifier.verify_log().ok
     engine.dispose()
 
 
@@ -123,7 +123,7 @@ def test_a_session_ends_with_its_token(house: House) -> None:
     visitor = Visitor(house.app, house.send)
     visitor.sign_in(token)
     assert visitor.get("/admin").status_code == 200
-    house.ledger.revoke_token(token.split("_")[1])
+    house.ledger.tokens.revoke(token.split("_")[1])
     assert visitor.get("/admin").status_code == 303
     holds(text_of(visitor.get("/admin/sign-in")), "revoked")
     brief, seconds = Visitor(house.app, house.send), 2
@@ -225,11 +225,11 @@ def test_no_form_is_acted_on_that_is_not_of_this_session_and_this_server(
     headers |= {"Content-Type": "application/x-www-form-urlencoded"}
     assert admin.request("POST", path, content=twice, headers=headers).status_code == 422
     assert admin.request("POST", path, content=b"\xff", headers=headers).status_code == 422
-    assert house.ledger.project("forged").status == "active"
+    assert house.ledger.projects.get("forged").status == "active"
     assert house.last_logged == before
     admin.get("/admin")
     assert admin.post(path).status_code == 303
-    assert house.ledger.project("forged").status == "closed"
+    assert house.ledger.projects.get("forged").status == "closed"
 
 
 def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: Visitor) -> None:
@@ -250,7 +250,7 @@ def test_an_auditor_sees_everything_and_changes_nothing(house: House, auditor: V
         assert refused.status_code == 403, path
         holds(text_of(refused), "changes")
     assert house.last_logged == before
-    assert house.ledger.project("study").status == "active"
+    assert house.ledger.projects.get("study").status == "active"
     for path in ("/projects/study/verify", "/audit/verify-log"):
         assert "intact" in text_of(auditor.post(f"/admin{path}"))
 
@@ -342,7 +342,7 @@ def test_below_a_prefix_so_is_all_that_the_api_names(
     assert api.get(refused["type"]).status_code == 200
     assert api.get(f"{PREFIX}/healthz").status_code == 200
     bearer = {"Authorization": f"Bearer {house.token('admin')}"}
-    name = f"api-{len(house.ledger.projects(limit=100))}"
+    name = f"api-{len(house.ledger.projects.list(limit=100))}"
     terms = {"mechanism": NOISY, "epsilon": 0.5, "delta": 1e-6}
     wanted = {"name": name, "ensemble": "digits", **terms}
     opened = api.request("POST", f"{PREFIX}/projects", json=wanted, headers=bearer)

@@ -39,7 +39,7 @@ TERMS = {
 
 
 def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Visitor) -> None:
-    before, cap = house.last_logged, house.ledger.ensemble("digits")
+    before, cap = house.last_logged, house.ledger.ensembles.get("digits")
     priced = admin.post("/admin/open", action="price", name="priced", **TERMS)
     assert priced.status_code == 200
     said = text_of(priced)
@@ -48,7 +48,7 @@ def test_a_study_is_priced_then_opened_as_it_was_priced(house: House, admin: Vis
     opened = admin.post("/admin/open", action="open", name="priced", **TERMS)
     assert opened.headers["location"] == "/admin/projects/priced"
     assert house.last_logged == ("project-opened", "priced", admin.actor)
-    record = house.ledger.project("priced")
+    record = house.ledger.projects.get("priced")
     terms, account = record.terms, Account()
     for price in terms.prices.values():
         assert f"{price.cost:,}" in said
@@ -106,7 +106,7 @@ def test_what_is_expected_of_the_teachers_shapes_forecasts_and_terms(
 def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmation(
     house: House, admin: Visitor
 ) -> None:
-    facts = house.ledger.ensemble("digits")
+    facts = house.ledger.ensembles.get("digits")
     asked = {"action": "suggest", "ensemble": "digits", "rows": "700", "epsilon": "6"}
     page = admin.post("/admin/open", **asked)
     said = text_of(page)
@@ -120,7 +120,7 @@ def test_a_project_is_proposed_as_quickstart_does_and_opened_with_one_confirmati
     opened = admin.post("/admin/open", **hidden, name="proposed", action="open")
     assert opened.status_code == 303, text_of(opened)
     assert before != house.last_logged == ("project-opened", "proposed", admin.actor)
-    record = house.ledger.project("proposed")
+    record = house.ledger.projects.get("proposed")
     assert record.mechanism == {"name": "noisy_votes", "sigma": sigma}
     assert record.affordable >= 700
     taken = f"{record.terms.cap_budget / record.ensemble.population.cap:.1%}"
@@ -144,7 +144,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
     settings, engine = installed(tmp_path / "data", url, people)
     with InProcess() as send:
         house = House(create_app(settings), Ledger(engine, SECRET_KEY), send, people)
-        admin, name = house.visitor(), house.ledger.ensembles()[0].name
+        admin, name = house.visitor(), house.ledger.ensembles.list()[0].name
         page = admin.get(f"/admin/open?ensemble={name}")
         assert re.findall(r'<option value="(\w+)"', page.text) == ["neighbours"]
         asked = {"action": "suggest", "ensemble": name, "rows": "400", "epsilon": "4"}
@@ -152,7 +152,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
         opened = admin.post("/admin/open", **hidden, name="proposed", action="open")
         assert opened.status_code == 303, text_of(opened)
-        record = house.ledger.project("proposed")
+        record = house.ledger.projects.get("proposed")
         forecast = forecast_from_public(NeighbourEnsemble.load(people.directory))
         found = plan_neighbours(
             forecast.spent,
@@ -178,7 +178,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
         page = admin.post("/admin/open", **asked)
         assert page.status_code == 200, "by the newest edition: the files of others are gone"
         holds(text_of(admin.get("/admin/ensembles")), "Edition", 2, "forget", "add")
-        (settings.data_dir / house.ledger.ensemble(name).current.path / RECORDS_FILE).unlink()
+        (settings.data_dir / house.ledger.ensembles.get(name).current.path / RECORDS_FILE).unlink()
         reply = admin.post("/admin/open", **asked)
         assert reply.status_code == 422
         assert "terrine doctor" in text_of(reply)
@@ -188,7 +188,7 @@ def test_a_project_whose_people_vote_is_proposed_for_as_many_rows_as_there_are(
 def test_a_spent_project_says_so_and_what_to_do_next(house: House, admin: Visitor) -> None:
     house.open_project("few", {"name": "noisy_votes", "sigma": 5.0}, epsilon=3.0)
     token = house.token(Role.STUDENT, "few")
-    house.ask(token, house.ledger.project("few").affordable)
+    house.ask(token, house.ledger.projects.get("few").affordable)
     said = text_of(admin.get("/admin/projects/few"))
     holds(said, "few", "spent")
     holds(said, "pays", "further", "query")
@@ -200,7 +200,7 @@ def test_what_an_answer_costs_beside_an_abstention_can_be_chosen(
 ) -> None:
     terms = TERMS | {"epsilon": "2"}
     assert admin.post("/admin/open", action="open", name="even", answer_share="1", **terms)
-    record = house.ledger.project("even")
+    record = house.ledger.projects.get("even")
     assert record.mechanism["answer_share"] == 1
     assert len({price.cost for price in record.terms.prices.values()}) == 1
 
@@ -242,17 +242,20 @@ def test_a_study_is_paused_resumed_and_closed(house: House, admin: Visitor) -> N
     for act, status in (("pause", "paused"), ("resume", "active")):
         assert admin.post(f"/admin/projects/brief/{act}").status_code == 303
         assert house.last_logged == (f"project-{act}d", "brief", actor)
-        assert house.ledger.project("brief").status == status
+        assert house.ledger.projects.get("brief").status == status
     house.ask(student, 1)
-    cap = house.ledger.ensemble("digits")
-    record = house.ledger.project("brief")
+    cap = house.ledger.ensembles.get("digits")
+    record = house.ledger.projects.get("brief")
     returned = record.terms.cap_budget - record.cap_spent
     said = text_of(admin.get("/admin/projects/brief/close"))
     holds(said, f"{returned / cap.population.cap:.1%}", "people", "free")
-    assert house.ledger.project("brief").status == "active", "asking closes nothing"
+    assert house.ledger.projects.get("brief").status == "active", "asking closes nothing"
     assert admin.post("/admin/projects/brief/close").status_code == 303
     assert house.last_logged == ("project-closed", "brief", actor)
-    assert house.ledger.ensemble("digits").population.reserved == cap.population.reserved - returned
+    assert (
+        house.ledger.ensembles.get("digits").population.reserved
+        == cap.population.reserved - returned
+    )
     holds(text_of(admin.get("/admin/projects/brief/close")), "closed", "already")
     refused = admin.post("/admin/projects/brief/resume")
     assert refused.status_code == 409
@@ -264,21 +267,21 @@ def test_an_admin_pauses_all_for_maintenance_and_resumes_exactly_these(
 ) -> None:
     for name in ("waits", "goes-on"):
         house.open_project(name, epsilon=2.0)
-    house.ledger.set_status("waits", ProjectStatus.PAUSED)
-    answering = house.ledger.projects(status=ProjectStatus.ACTIVE)
+    house.ledger.projects.set_status("waits", ProjectStatus.PAUSED)
+    answering = house.ledger.projects.list(status=ProjectStatus.ACTIVE)
     auditor = house.visitor("auditor")
     assert auditor.post("/admin/maintenance/begin").status_code == 403
     admin.get("/admin")
     assert admin.post("/admin/maintenance/begin").status_code == 303
     assert house.last_logged == ("maintenance-begun", "projects", admin.actor)
-    assert house.ledger.projects(status=ProjectStatus.ACTIVE) == []
+    assert house.ledger.projects.list(status=ProjectStatus.ACTIVE) == []
     for visitor in (admin, auditor):
         said = text_of(visitor.get("/admin"))
         holds(said, "Maintenance", "goes-on", admin.actor)
     assert auditor.post("/admin/maintenance/end").status_code == 403
     admin.get("/admin")
     assert admin.post("/admin/maintenance/end").status_code == 303
-    assert house.ledger.projects(status=ProjectStatus.ACTIVE) == answering
+    assert house.ledger.projects.list(status=ProjectStatus.ACTIVE) == answering
     assert not says(text_of(admin.get("/admin")), "Maintenance", "since")
     assert admin.post("/admin/maintenance/other").status_code == 422
 
@@ -318,7 +321,7 @@ def test_a_form_that_is_sent_again_makes_no_second_token_on_any_replica(
         holds(text_of(again), "made", found[1])
         assert found[0] not in again.text
     assert house.last_logged == before
-    assert [each.label for each in house.ledger.list_tokens()].count("twice") == 1
+    assert [each.label for each in house.ledger.tokens.list()].count("twice") == 1
     assert admin.post("/admin/tokens", **given).status_code == 200, "from the page as it is now"
     other = house.visitor()
     assert other.post("/admin/tokens", once=once, **given).status_code == 200, "another session's"
@@ -361,7 +364,7 @@ def test_the_ledger_is_held_against_a_checkpoint_that_was_kept(
     key.write_text(LOG.secret)
     try:
         publisher(house.ledger).round()
-        kept = house.ledger.checkpoint() or ""
+        kept = house.ledger.tree.checkpoint() or ""
         holds(text_of(auditor.get("/admin/audit")), "cosigned", "nobody")
         house.ask(house.token(Role.STUDENT, "study"), 1)
         for given in ("", kept, kept.replace("\n", "\r\n")):  # as browsers send it

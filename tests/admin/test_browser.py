@@ -116,7 +116,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
     page.get_by_role("link", name="Close…").click()
     page.get_by_role("button", name="Close study for good").click()
     expect(page.get_by_text("closed", exact=True)).to_be_visible()
-    assert server.ledger.project("study").status == "closed"
+    assert server.ledger.projects.get("study").status == "closed"
     page.get_by_role("link", name="Log", exact=True).click()
     expect(page.get_by_role("row").nth(1).get_by_text("project-closed")).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
@@ -129,7 +129,7 @@ def test_a_study_from_opening_to_closing_without_any_script(
 @pytest.fixture
 def some(server: RunningServer) -> None:
     """A study with charges, whichever test runs first."""
-    if "study" not in server.ledger.project_names():
+    if "study" not in server.ledger.projects.list_names():
         server.open_project("study", epsilon=30.0)
         with Client(server.url, server.token()) as client:
             client.label(server.ensemble.public[:20])

@@ -71,15 +71,15 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
 ) -> None:
     house.open_project("counted", epsilon=2.0)
     said = text_of(admin.get("/admin"))
-    ensemble = house.ledger.ensemble("digits")
-    spent = sum(p.cap_spent for p in house.ledger.projects())
+    ensemble = house.ledger.ensembles.get("digits")
+    spent = sum(p.cap_spent for p in house.ledger.projects.list())
     for amount in (
         spent,
         ensemble.population.reserved - spent,
         ensemble.population.cap - ensemble.population.reserved,
     ):
         assert f"{amount / ensemble.population.cap:.1%}" in said
-    record = house.ledger.project("counted")
+    record = house.ledger.projects.get("counted")
     holds(said, f"{record.affordable:,}", "least")
     assert "counted" not in text_of(admin.get("/admin?status=closed"))
     assert admin.get("/admin?status=lost").status_code == 422
@@ -110,7 +110,7 @@ def test_projects_are_found_by_a_part_of_their_name_or_title(
 
 
 def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin: Visitor) -> None:
-    record = house.ledger.project("study")
+    record = house.ledger.projects.get("study")
     account = views.budget(record)
     reply = admin.get("/admin/projects/study")
     said = text_of(reply)
@@ -118,8 +118,8 @@ def test_a_study_shows_its_terms_prices_charges_and_filters(house: House, admin:
     for price in record.terms.prices.values():
         assert f"{price.cost:,}" in said
     assert record.head in said
-    days = house.ledger.history("study").days
-    entries = house.ledger.charges("study")
+    days = house.ledger.entries.history("study").days
+    entries = house.ledger.entries.list("study")
     assert sum(sum(d.values()) for d in days.values()) == len(entries) == record.charges
     for outcome in (Outcome.ANSWERED, Outcome.ABSTAINED):
         page = admin.get(f"/admin/projects/study?outcome={outcome}&since=&until=").text
@@ -148,7 +148,7 @@ def test_an_admin_reads_which_token_paid_for_a_charge_and_an_auditor_does_not(
         id = token.split("_")[1]
         assert len([row for row in rows if id in row and label in row]) == 2
     said = auditor.get("/admin/projects/paying").text
-    assert house.ledger.charges("paying")[0].query_digest[:12] in said
+    assert house.ledger.entries.list("paying")[0].query_digest[:12] in said
     assert not [token for token in tokens.values() if token.split("_")[1] in said]
 
 
@@ -159,7 +159,7 @@ def test_where_people_read_the_log_a_token_has_its_label(
     ada.sign_in(house.token("admin", label="Ada <of> ward 3"))
     ada.get("/admin/projects/study/charges.csv")
     shown = f"{ada.actor} (Ada <of> ward 3)"
-    assert house.ledger.log(limit=1, newest=True)[0].actor == ada.actor, "as it is hashed"
+    assert house.ledger.log.list(limit=1, newest=True)[0].actor == ada.actor, "as it is hashed"
     for path in ("/log", "/tokens"):
         assert shown in text_of(admin.get(f"/admin{path}")), path
     settings = house.app.state.services.settings
@@ -181,7 +181,7 @@ def test_csv_is_what_the_api_sends_and_is_logged(house: House, auditor: Visitor)
 
 
 def test_charts_are_well_formed_and_end_where_the_account_does(house: House) -> None:
-    record, history = house.ledger.project("study"), house.ledger.history("study")
+    record, history = house.ledger.projects.get("study"), house.ledger.entries.history("study")
     assert (history.reached[-1].seq, history.reached[-1].spent) == (record.charges, record.spent)
     budget = record.terms.budget
     drawn = (
@@ -202,7 +202,7 @@ def test_names_from_elsewhere_are_shown_and_never_run(
     house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.token("auditor", label=HOSTILE)
-    original = house.ledger.ensembles()[0].facts.classes
+    original = house.ledger.ensembles.list()[0].facts.classes
 
     real = views.ensemble
     monkeypatch.setattr(
@@ -249,7 +249,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     def broken(name: str) -> None:
         raise LedgerCorrupted("The account of project 'study' was altered.", "study")
 
-    monkeypatch.setattr(house.app.state.services.ledger, "project_with_shadows", broken)
+    monkeypatch.setattr(house.app.state.services.ledger.projects, "get_with_shadows", broken)
     reply = admin.get("/admin/projects/study")
     assert reply.status_code == 503
     assert "terrine ledger verify" in text_of(reply)
@@ -258,7 +258,7 @@ def test_errors_are_pages_in_plain_words_and_stay_problems_for_the_api(
     def defect(*_: object, **__: object) -> None:
         raise ZeroDivisionError("with-a-secret")
 
-    monkeypatch.setattr(house.app.state.services.ledger, "project_with_shadows", defect)
+    monkeypatch.setattr(house.app.state.services.ledger.projects, "get_with_shadows", defect)
     reply = admin.get("/admin/projects/study")
     assert reply.status_code == 500
     assert reply.headers["x-request-id"] in text_of(reply)
@@ -275,7 +275,7 @@ def test_every_page_says_that_nothing_new_is_answered(
     services = house.app.state.services
     kept = services.settings.signed_checkpoint_path
     history = SignedHistory(house.ledger, None, kept)
-    monkeypatch.setattr(services.ledger, "_check_history", history.check)
+    monkeypatch.setattr(services.ledger._access, "check_history", history.check)
     house.app.state.services = replace(services, history=history)
     try:
         kept.write_text(signed(10**6, b"r" * 32))

@@ -186,7 +186,7 @@ def test_a_token_revoked_between_two_requests_of_a_connection_is_refused(
     with closing(Wire(served)) as wire:
         wire.send(ask)
         assert wire.reply().status == 200
-        served.ledger.revoke_token(token.split("_")[1])
+        served.ledger.tokens.revoke(token.split("_")[1])
         wire.send(ask)
         revoked = wire.reply()
         assert (revoked.status, revoked.slug) == (401, "unauthorized")
@@ -205,7 +205,7 @@ def test_a_token_revoked_while_a_request_is_sent_is_refused(
             length = f"Content-Length: {len(body)}"
             wire.send(label(token, b"", length, "Expect: 100-continue"))
             assert wire.reply().status == 100
-            server.ledger.revoke_token(token.split("_")[1])
+            server.ledger.tokens.revoke(token.split("_")[1])
             wire.send(body)
             assert wire.reply().slug == "unauthorized"
         assert charges(server) == 0

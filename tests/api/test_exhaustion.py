@@ -35,7 +35,8 @@ from support.processes import PATIENCE_SECONDS, until
 from support.servers import RunningServer
 from terrine_server.api import students
 from terrine_server.api.decoding import DecodedQueries, decode
-from terrine_server.ledger import ChargeRecord, Ledger
+from terrine_server.ledger import ChargeRecord
+from terrine_server.ledger.entries import Entries
 from terrine_server.owner import operations
 
 CHUNKED = "Transfer-Encoding: chunked"
@@ -395,7 +396,7 @@ def test_verifications_and_exports_take_turns_and_no_student_waits_for_them(
         begin.wait(PATIENCE_SECONDS)
         at_once.release()
 
-    verify, stream = operations.verify_project, Ledger.stream_charges
+    verify, stream = operations.verify_project, Entries.stream
 
     def verify_slowly(*given: Any) -> Any:
         wait_for_others()
@@ -406,7 +407,7 @@ def test_verifications_and_exports_take_turns_and_no_student_waits_for_them(
         yield from stream(*given)
 
     monkeypatch.setattr(operations, "verify_project", verify_slowly)
-    monkeypatch.setattr(Ledger, "stream_charges", stream_slowly)
+    monkeypatch.setattr(Entries, "stream", stream_slowly)
     terrine_server.open_project()
     student = Caller(terrine_server, terrine_server.token())
     tokens = [terrine_server.token("auditor") for _ in range(3)]

@@ -63,7 +63,7 @@ class House:
         return {name: (each.edition, each.people, each.new) for name, each in done.items()}
 
     def present(self, name: str) -> list[bool]:
-        directory = self.settings.data_dir / self.ledger.ensemble(name).current.path
+        directory = self.settings.data_dir / self.ledger.ensembles.get(name).current.path
         manifest = load_manifest(directory)
         who = load_tensors(directory, IDENTITIES_FILE, manifest.files[IDENTITIES_FILE])
         return [bool(each.any()) for each in who["present"].numpy()]
@@ -108,21 +108,23 @@ def test_a_person_leaves_every_ensemble_of_the_population(house: House) -> None:
         house.forget("person 3", population="people")
     with refuses(DataError, 1, 2):
         house.forget("person 3", "a stranger", population="people", taught=everybody)
-    assert [len(house.ledger.editions(name)) for name in ("near", "taught", "half")] == [1] * 3
+    assert [
+        len(house.ledger.ensembles.list_editions(name)) for name in ("near", "taught", "half")
+    ] == [1] * 3
     done = house.forget("person 3", f"person {PAIRS - 1}", population="people", taught=everybody)
     assert done == {"taught": (2, 2, True), "half": (2, 1, True), "near": (2, 2, True)}
     gone = {3, PAIRS - 1}
     for name, people in (("near", PAIRS), ("taught", PAIRS), ("half", PAIRS // 2)):
         assert house.present(name) == [person not in gone for person in range(people)]
     assert all(house.present("apart"))
-    assert house.ledger.editions("apart")[-1].number == 1
+    assert house.ledger.ensembles.list_editions("apart")[-1].number == 1
     again = house.forget("person 3", population="people")
     assert {new for _, _, new in again.values()} == {False}, "whoever is interrupted runs it again"
     came = editions.add(
         house.ledger, house.settings, "half", some(everybody, range(PAIRS - 2, PAIRS))
     )
     assert (came.people, came.left_out) == (1, 1), "who was forgotten elsewhere stays out, too"
-    assert house.ledger.verify_log().ok
+    assert house.ledger.verifier.verify_log().ok
 
 
 def test_an_ensemble_of_people_who_were_forgotten_is_not_registered(house: House) -> None:
@@ -139,7 +141,7 @@ def test_an_ensemble_of_people_who_were_forgotten_is_not_registered(house: House
     house.register("again", population="others", disjoint=True, **CAP)
     house.place("clean", some(everybody, range(10, 20)))
     house.register("clean", population="people")
-    assert house.ledger.ensemble("clean").population.name == "people"
+    assert house.ledger.ensembles.get("clean").population.name == "people"
 
 
 def test_a_newer_ensemble_of_the_cleaned_file_does_not_keep_anybody_from_leaving(

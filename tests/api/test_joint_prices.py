@@ -72,7 +72,7 @@ def test_outcomes_are_charged_at_the_prices_of_the_terms_until_they_do_not_fit(
     worst = max(price.cost for price in info.prices.values())
     assert spent == budget.spent <= budget.budget < spent + worst
     assert 0 < budget.epsilon_spent <= 5.0
-    assert terrine_server.ledger.project("study").terms.choice is not None
+    assert terrine_server.ledger.projects.get("study").terms.choice is not None
 
 
 def test_queries_with_even_probabilities_pay_less_and_are_free_when_repeated(
@@ -110,10 +110,10 @@ def test_queries_with_even_probabilities_pay_less_and_are_free_when_repeated(
     hand = Hand(connect(database_url), database_url)
     with hand.set("charges", 0, "cost", full[outcomes[0]]) as done:
         assert done
-        found = terrine_server.ledger.verify("study").problems
+        found = terrine_server.ledger.verifier.verify_project("study").problems
         holds(found, "price", f"{str(outcomes[0])!r}", "baseline", 4)
     audit = pytest.importorskip("terrine_addons.audit.ledger")
-    project = terrine_server.ledger.project("study")
+    project = terrine_server.ledger.projects.get("study")
     assert list(audit.check_project(terrine_server.ledger, project)) == []
 
 
@@ -125,6 +125,6 @@ def test_an_impossible_expectation_opens_nothing(terrine_server: RunningServer, 
         assert "expected_pass_rate" in refused.text
     both = TERMS | {"accounting": "data_dependent", "expected_pass_rate": 0.5}
     assert slug(admin.http.post("/projects", json=both)) == "invalid-request"
-    assert terrine_server.ledger.projects(None, 10) == []
+    assert terrine_server.ledger.projects.list(None, 10) == []
     not_given = admin.http.post("/projects", json=TERMS | {"expected_pass_rate": None})
     assert not_given.status_code == 201, "the default expectation"

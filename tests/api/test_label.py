@@ -142,7 +142,7 @@ def test_every_mechanism_can_be_served(terrine_server: RunningServer, call: Call
         reply = call("student", name).label(terrine_server.ensemble.public[:3])
         assert reply.status_code == 200, reply.text
         assert {r["outcome"] for r in reply.json()["results"]} <= {"answered", "abstained"}
-        assert terrine_server.ledger.verify(name).ok
+        assert terrine_server.ledger.verifier.verify_project(name).ok
 
 
 def test_an_input_with_two_baselines_counts_as_one_input(
@@ -151,7 +151,7 @@ def test_an_input_with_two_baselines_counts_as_one_input(
     # Teachers almost surely differ from these predictions, and all outcomes cost about the same.
     always = INTERACTIVE | {"threshold": 0, "sigma1": 2.0, "sigma2": 1000.0}
     terrine_server.open_project(mechanism=always, epsilon=3.0)
-    assert terrine_server.ledger.project("study").affordable == 2
+    assert terrine_server.ledger.projects.get("study").affordable == 2
     label = terrine_server.ensemble.public_labels[0]
     twice, uniform = np.eye(10)[[label - 1, label - 2]] * 0.5 + 0.05, np.full((1, 10), 0.1)
     inputs = terrine_server.ensemble.public[[0, 0, 1]]
@@ -171,8 +171,8 @@ def test_a_request_checked_for_another_ledgers_project_is_not_answered(
     ask = service.check("study", terrine_server.ensemble.public[:2])
     with refuses(DatabaseUnavailable, "replaced"):
         service.answer("study", [ask, replace(ask, genesis="00" * 32)])
-    assert terrine_server.ledger.project("study").charges == 0
+    assert terrine_server.ledger.projects.get("study").charges == 0
     ask = service.check("study", terrine_server.ensemble.public[:2])
     (receipt,) = service.answer("study", [ask])
     assert isinstance(receipt, ChargedBatch)
-    assert terrine_server.ledger.project("study").charges == 2
+    assert terrine_server.ledger.projects.get("study").charges == 2

@@ -38,6 +38,7 @@ from terrine_models.teachers import editions as saving
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, connect
+from terrine_server.ledger.ensembles import Ensembles
 from terrine_server.ledger.schema import projects, unit_accounts
 from terrine_server.owner import editions as owner
 from terrine_server.privacy import Neighbours as Mechanism
@@ -85,7 +86,7 @@ class World:
 
     @property
     def most(self) -> int:
-        found = self.server.ledger.project("study").terms.allowance
+        found = self.server.ledger.projects.get("study").terms.allowance
         assert found is not None
         return found.most
 
@@ -93,7 +94,7 @@ class World:
         self, rows: NDArray[np.uint8], spent: NDArray[np.uint32], there: NDArray[np.bool_]
     ) -> NDArray[np.uint32]:
         """The accounts after some queries, of the people who are `there` in the newest edition."""
-        record = self.server.ledger.ensemble("people").current
+        record = self.server.ledger.ensembles.get("people").current
         found = NeighbourEnsemble.load(self.server.settings.data_dir / record.path)
         units = Units.of(found.units, found.labels, found.manifest.units)
         weights = found.weights(rows) * there[found.units]
@@ -193,12 +194,12 @@ def test_the_log_says_that_an_edition_was_made_and_never_who_or_how_many(world: 
     ledger = world.server.ledger
     make_next(GONE, [], ledger, world.server.settings)
     make_next([], MORE, ledger, world.server.settings)
-    entries = [entry for entry in ledger.log(limit=100) if entry.action == "edition-made"]
+    entries = [entry for entry in ledger.log.list(limit=100) if entry.action == "edition-made"]
     assert sorted(entry.subject for entry in entries) == ["people/2", "people/3"]
     for entry in entries:
         assert set(entry.detail) == {"manifest_sha256", "units", "made_at"}
         assert entry.detail["units"] == PEOPLE, "it is published once a month"
-    told = json.dumps([*ledger.export("study"), *ledger.export_log()])
+    told = json.dumps([*ledger.exports.export_project("study"), *ledger.exports.export_log()])
     assert "slots" not in told
     assert "erased" not in told
 
@@ -212,9 +213,9 @@ def test_how_many_there_are_is_published_as_the_month_began(
     published = []
     for day, work in zip(months, works, strict=True):
         now = datetime(*day, tzinfo=UTC)
-        monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda now=now: now)
+        monkeypatch.setattr("terrine_server.ledger.database.now", lambda now=now: now)
         make_next(*work, ledger, settings)
-        newest = ledger.ensemble("people").edition
+        newest = ledger.ensembles.get("people").edition
         assert newest is not None
         published.append(newest.units)
     assert published == [PEOPLE, PEOPLE, PEOPLE - 1 + 60]
@@ -241,7 +242,7 @@ def test_what_an_owner_gets_wrong_changes_nothing(world: World, built: DigitsEns
     holds(refused, "records.key", "backup")
     (files / "records.key").unlink()
     holds(world.run("ensemble", "add", "people", who).refused, "backup")
-    assert world.server.ledger.editions("people")[-1].number == 1
+    assert world.server.ledger.ensembles.list_editions("people")[-1].number == 1
     assert holding(files, points(world.directory)[3].tobytes())
 
 
@@ -259,25 +260,25 @@ def test_nobody_leaves_or_joins_where_nobody_knows_whose_records_are(
         refused = terrine(*words, **terrine_server.variables).refused
         holds(refused, "column", "group")
     with refuses(Conflict, "digits"):
-        terrine_server.ledger.make_edition("digits", 2, "00" * 32, 40, [])
+        terrine_server.ledger.ensembles.make_edition("digits", 2, "00" * 32, 40, [])
 
 
 def test_an_edition_follows_the_newest_and_brings_nobody_back(world: World) -> None:
     ledger = world.server.ledger
     make_next(GONE, [], ledger, world.server.settings)
     with refuses(Conflict, "people", 2):
-        ledger.make_edition("people", 2, "11" * 32, PEOPLE, GONE)
+        ledger.ensembles.make_edition("people", 2, "11" * 32, PEOPLE, GONE)
     for slots, erased in [(PEOPLE - 1, GONE), (PEOPLE, GONE[1:]), (PEOPLE, [*GONE, PEOPLE])]:
         with refuses(InvalidTerms, "left"):
-            ledger.make_edition("people", 3, "11" * 32, slots, erased)
+            ledger.ensembles.make_edition("people", 3, "11" * 32, slots, erased)
 
 
 def test_after_a_restore_who_comes_has_a_full_account_too(world: World) -> None:
     ledger = world.server.ledger
-    ledger.fill_accounts()
+    ledger.projects.fill_accounts()
     make_next([], MORE, ledger, world.server.settings)
     assert world.accounts().tolist() == [world.most] * (PEOPLE + 60)
-    assert ledger.verify("study").problems == []
+    assert ledger.verifier.verify_project("study").problems == []
 
 
 def test_a_ledger_older_than_the_files_removes_nothing(world: World) -> None:
@@ -299,7 +300,7 @@ class KilledError(BaseException):
     ("module", "name", "made"),
     [
         (saving, "save_manifest", False),
-        (Ledger, "make_edition", False),
+        (Ensembles, "make_edition", False),
         (owner, "_remove_old_editions", True),
     ],
 )
@@ -320,7 +321,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
         patched.setattr(module, name, die)
         with pytest.raises(KilledError):
             make_next(GONE, [], ledger, settings)
-    assert len(ledger.editions("people")) == 1 + made
+    assert len(ledger.ensembles.list_editions("people")) == 1 + made
     world.ask(queries[:20])
     left_over = "private records of an edition that does not serve"
     assert (left_over in world.run("doctor").out) is (name != "save_manifest")
@@ -329,7 +330,7 @@ def test_whatever_dies_in_between_the_next_run_finishes(
     assert holding(settings.data_dir, *rows) == []
     assert [path.name for path in world.directory.iterdir()] == ["edition-2"]
     world.ask(queries[20:40])
-    assert ledger.verify("study").problems == []
+    assert ledger.verifier.verify_project("study").problems == []
 
 
 @pytest.mark.nightly
@@ -346,26 +347,26 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(
     directory = settings.ensembles_dir / "people"
     places = points(directory)
     for step in count():
-        before = ledger.ensemble("people")
+        before = ledger.ensembles.get("people")
         number = before.edition.number if before.edition else 0
         some = [2 * step, 2 * step + 1] if leaves else []
         more = [] if leaves else [PEOPLE + step, PEOPLE + 500 + step]
         given = str(settings.data_dir), database_url, some, more, step
         [process] = in_processes(next_but_die, given)
-        after = ledger.ensemble("people")
+        after = ledger.ensembles.get("people")
         assert after.edition is not None
         assert after.edition.number in (number, number + 1)
         NeighbourEnsemble.load(settings.data_dir / after.current.path)
         make_next(some, more, ledger, settings)
-        done = ledger.ensemble("people").current
-        made = ledger.editions("people")[-1].number
+        done = ledger.ensembles.get("people").current
+        made = ledger.ensembles.list_editions("people")[-1].number
         twice = not leaves and after.edition.number > number
         assert made == number + 1 + twice, "to add again makes an edition, and adds nothing"
         assert holding(settings.data_dir, *(places[person].tobytes() for person in some)) == []
         left = {path.name for path in directory.iterdir()}
         assert left == {f"edition-{made}"}
         NeighbourEnsemble.load(settings.data_dir / done.path)
-        assert ledger.verify_log().problems == []
+        assert ledger.verifier.verify_log().problems == []
         if process.exitcode == 0:
             break
     assert step >= 20

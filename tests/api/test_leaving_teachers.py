@@ -140,7 +140,7 @@ def test_people_leave_trained_teachers_while_these_serve(
 
     holds(world.forget(pairs(), *GONE).fine, "forgotten", "taught", 2)
     assert "stay" not in world.forget(pairs(), "person 4").fine
-    assert world.server.ledger.ensemble("taught").units == PAIRS
+    assert world.server.ledger.ensembles.get("taught").units == PAIRS
     assert world.run("ledger", "verify", "all").code == 0
     assert "person 3" not in world.run("ledger", "export").out
     found = world.run("doctor").out
@@ -169,7 +169,7 @@ def test_what_cannot_be_forgotten_is_said_and_nothing_changes(world: World) -> N
     given = f"others={who}"
     refused = world.run("ensemble", "forget", "--who", who, "--records", given, "--yes").refused
     holds(refused, "others")
-    assert len(world.server.ledger.editions("taught")) == 1
+    assert len(world.server.ledger.ensembles.list_editions("taught")) == 1
     assert not list(world.directory.glob("*edition*"))
 
 
@@ -185,12 +185,12 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
     world.server.open_project("watch", COUNTS | {"sigma": 400.0}, epsilon=1.0)
     student, data = Caller(world.server, world.server.token(project="watch")), pairs()
     for step in count():
-        before, name = ledger.ensemble("taught").current, f"person {step}"
+        before, name = ledger.ensembles.get("taught").current, f"person {step}"
         number = before.edition.number if before.edition else 0
         known = load_manifest(settings.data_dir / before.path)
         given = str(settings.data_dir), world.url, name, step
         [process] = in_processes(forget_taught_but_die, given)
-        after = ledger.ensemble("taught").current
+        after = ledger.ensembles.get("taught").current
         assert after.edition is not None
         assert after.edition.number in (number, number + 1)
         Ensemble.load(settings.data_dir / after.path, "cpu")
@@ -198,8 +198,8 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
         assert asked.status_code == 200, asked.text
         who = name_digests([name], KEY)
         owner.forget(ledger, settings, None, who, {"taught": owner.Retraining(data)})
-        done = ledger.ensemble("taught").current
-        assert ledger.editions("taught")[-1].number == number + 1
+        done = ledger.ensembles.get("taught").current
+        assert ledger.ensembles.list_editions("taught")[-1].number == number + 1
         assert {path.name for path in world.directory.iterdir()} == {f"edition-{number + 1}"}
         new = load_manifest(settings.data_dir / done.path)
         saw = {known.files[each] for each in known.teacher_files} - {*new.files.values()}
@@ -212,9 +212,9 @@ def test_killed_at_any_step_it_is_the_old_edition_or_the_new(world: World) -> No
             settings.data_dir / done.path, IDENTITIES_FILE, new.files[IDENTITIES_FILE]
         )
         assert not left["present"].numpy()[step].any()
-        assert ledger.verify_log().problems == []
+        assert ledger.verifier.verify_log().problems == []
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
     assert step >= 20
-    assert ledger.verify("watch").problems == []
+    assert ledger.verifier.verify_project("watch").problems == []

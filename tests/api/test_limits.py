@@ -50,7 +50,7 @@ def test_requests_are_limited_by_token_and_failures_by_address(
         refused = busy.label(server.ensemble.public[:1])
         assert slug(refused) == "rate-limited"
         assert int(refused.headers["Retry-After"]) == refused.json()["retry_after"] > 0
-        assert server.ledger.project("study").charges == 0
+        assert server.ledger.projects.get("study").charges == 0
 
         guesses = [slug(stranger.http.get("/budget")) for _ in range(5)]
         assert guesses == ["unauthorized"] * 3 + ["rate-limited"] * 2
@@ -76,7 +76,7 @@ def test_free_answers_have_a_rate_of_their_own(
         assert int(refused.headers["Retry-After"]) > 10
         assert student.http.get("/budget").status_code == 200
         assert other.label(inputs).status_code == 200
-        assert server.ledger.project("study").charges == 10
+        assert server.ledger.projects.get("study").charges == 10
 
 
 TEXTS = ["fever cough", "sun", "snow warm", "cold", "word1 word2"]
@@ -107,7 +107,7 @@ class Texts:
 
     def charges(self, project: str = "a") -> int:
         with closing_ledger(self.settings) as ledger:
-            return ledger.project(project).charges
+            return ledger.projects.get(project).charges
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class People:
     def expected(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """What people cast on these rows, asked one after the other, and their accounts."""
         units = Units.of(self.ensemble.units, self.ensemble.labels, PRIVATE)
-        allowance = self.server.ledger.project("study").terms.allowance
+        allowance = self.server.ledger.projects.get("study").terms.allowance
         assert allowance is not None
         mechanism = Mechanism(PRIVATE, 10, SIGMA, 300)
         weights = self.ensemble.weights(rows)
@@ -98,7 +98,7 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     told = [people.ask(people.queries[:50]), people.ask(people.queries[50:120])]
     cast, accounts = people.expected(people.queries[:120])
     assert people.stored().tolist() == accounts.tolist()
-    allowance = people.server.ledger.project("study").terms.allowance
+    allowance = people.server.ledger.projects.get("study").terms.allowance
     assert allowance is not None
     assert accounts.max() == allowance.most > 4
     results = [result for each in told for result in each["results"]]
@@ -112,7 +112,7 @@ def test_people_answer_with_noise_and_pay_for_what_they_cast(people: People) -> 
     again = people.ask(people.queries[:120])
     assert [result["counts"] for result in again["results"]] == counts.tolist()
     assert people.stored().tolist() == accounts.tolist()
-    assert people.server.ledger.verify("study").problems == []
+    assert people.server.ledger.verifier.verify_project("study").problems == []
 
 
 @pytest.mark.nightly
@@ -139,7 +139,7 @@ def test_the_300th_query_is_the_last_and_nothing_told_it_before(people: People) 
     for start in range(0, 300, 75):
         budget = people.ask(people.queries[start : start + 75])["budget"]
         balances.add((budget["spent"], budget["affordable"]))
-    terms = people.server.ledger.project("study").terms
+    terms = people.server.ledger.projects.get("study").terms
     price = terms.worst.cost
     assert {left for _, left in balances} == {225, 150, 75, 0}
     assert terms.budget == 300 * price
@@ -179,12 +179,14 @@ def test_nothing_that_a_student_or_an_auditor_reads_has_an_account_in_it(
     with connect(people.url).begin() as connection:
         row = dict(connection.execute(select(unit_accounts)).one()._mapping)
         row["accounts"] = np.full(PRIVATE, 5, "<u4").tobytes()
-        row["seal"] = ledger._seals.of("unit_accounts", row)
+        row["seal"] = ledger._access.seals.of("unit_accounts", row)
         connection.execute(update(unit_accounts).values(row))
     assert read() == before
-    assert ledger.verify("study").problems == []
+    assert ledger.verifier.verify_project("study").problems == []
     export = tmp_path / "export.json"
-    export.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
+    export.write_text(
+        "".join(json.dumps(line) + "\n" for line in ledger.exports.export_project("study"))
+    )
     assert verify_export(export).problems == []
 
 
@@ -203,7 +205,7 @@ def test_a_server_that_dies_between_the_vote_and_the_answer_leaves_no_account_be
         monkeypatch.setattr(accounts_of, "save_unit_accounts", die)
         reply = Caller(people.server, people.server.token()).label(people.queries[5:10])
         assert reply.status_code == 500
-        assert people.server.ledger.project("study").charges == 5
+        assert people.server.ledger.projects.get("study").charges == 5
         assert people.stored().tolist() == people.expected(people.queries[:5])[1].tolist()
     monkeypatch.setattr(accounts_of, "save_unit_accounts", usual)
     people.ask(people.queries[5:10])
@@ -265,7 +267,7 @@ def test_the_owner_s_other_commands_know_such_a_project(people: People, terrine:
 def test_students_learn_for_free_where_people_are_used_up(people: People) -> None:
     """What public rows near an input have left, by accounts kept apart from those of people."""
     rows, ensemble = people.queries[:300], people.ensemble
-    allowance = people.server.ledger.project("study").terms.allowance
+    allowance = people.server.ledger.projects.get("study").terms.allowance
     assert allowance is not None
     with Client(people.server.url, people.server.token(), batch_size=128) as client:
         assert not client.used_up(rows).any()
@@ -315,7 +317,7 @@ def test_exhausted_inputs_are_told_apart_free_and_left_out_of_training(
     shown = Console(width=200, record=True, file=io.StringIO())
     shown.print(summarize(made.report, tmp_path))
     holds(shown.export_text(), "exhausted", gone.sum(), "free")
-    assert people.server.ledger.verify("drained").problems == []
+    assert people.server.ledger.verifier.verify_project("drained").problems == []
 
 
 def test_other_projects_have_nobody_who_is_used_up(terrine_server: RunningServer) -> None:
@@ -347,7 +349,7 @@ def test_accounts_are_recomputed_from_the_records_and_the_pool(
         less = np.frombuffer(row["accounts"], "<u4").copy()
         less[less.argmax()] -= 1
         row["accounts"] = less.tobytes()
-        row["seal"] = people.server.ledger._seals.of("unit_accounts", row)
+        row["seal"] = people.server.ledger._access.seals.of("unit_accounts", row)
         connection.execute(update(unit_accounts).values(row))
     edited = terrine(*verify, pool, **people.server.variables)
     assert edited.code == 1

@@ -46,7 +46,7 @@ def counts_of(found: list[dict[str, Any]]) -> NDArray[np.int64]:
 
 def votes_on(server: RunningServer, inputs: NDArray[Any]) -> NDArray[np.int64]:
     """What the teachers really voted, which no student ever sees."""
-    record = server.ledger.ensemble("digits")
+    record = server.ledger.ensembles.get("digits")
     return LocalVoters(server.settings.data_dir).votes(record, inputs)
 
 
@@ -83,7 +83,7 @@ def test_counts_cost_what_the_whole_noise_reveals_and_labels_no_more(
     assert paid["spent"] > 0
     assert paid["affordable"] < usual["affordable"]
     of_counts, of_labels = (
-        terrine_server.ledger.project(name).terms for name in ("study", "labels")
+        terrine_server.ledger.projects.get(name).terms for name in ("study", "labels")
     )
     whole = price(GaussianNoisyMax(4.0), of_counts.rule, of_counts.cap_rule)
     assert of_counts.prices == {VoteOutcome.ANSWERED: replace(whole, delta=1)}
@@ -109,7 +109,7 @@ def test_the_same_input_has_the_same_counts_for_ever(
         assert counts in (paid, paid[::-1])
         assert again.json()["budget"] == first.json()["budget"]
         assert again.json()["noise_sigma"] == 4.0
-    entries = terrine_server.ledger.charges("study")
+    entries = terrine_server.ledger.entries.list("study")
     assert [list(entry.counts or ()) for entry in entries] == paid
     twice = results(student.label(np.concatenate([inputs[:1], inputs[:1]])))
     assert twice[0]["counts"] == twice[1]["counts"] == paid[0]
@@ -117,7 +117,7 @@ def test_the_same_input_has_the_same_counts_for_ever(
 
 def test_a_query_that_is_refused_has_no_counts(terrine_server: RunningServer, call: Call) -> None:
     terrine_server.open_project(mechanism=COUNTED, epsilon=2.0)
-    room = terrine_server.ledger.project("study").affordable
+    room = terrine_server.ledger.projects.get("study").affordable
     found = results(call().label(terrine_server.ensemble.public[: room + 3]))
     assert ["counts" in result for result in found] == [True] * room + [False] * 3
     assert [result["outcome"] for result in found[room:]] == ["refused"] * 3
@@ -149,7 +149,7 @@ def test_counts_are_the_students_and_the_owners_alone(
     assert "counts" not in header
     assert auditor.get("/ledger/study/verify").json()["ok"]
     exported = tmp_path / "export.jsonl"
-    lines = list(terrine_server.ledger.export("study"))
+    lines = list(terrine_server.ledger.exports.export_project("study"))
     assert [line["counts"] for line in lines[1:]] == [result["counts"] for result in found]
     exported.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert verify_export(exported).ok

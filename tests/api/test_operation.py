@@ -30,7 +30,7 @@ from terrine_server.api.services import MAX_KEYS, RateLimit
 from terrine_server.errors import RateLimited
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.strategies import VoteStrategy
-from terrine_server.ledger import Ledger
+from terrine_server.ledger.charging import Charging
 from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.noise import NoiseTable
 
@@ -139,7 +139,7 @@ ON_THE_WAY_OF_VOTES: list[tuple[Any, str]] = [
     (VoteStrategy, "vote"),
     (GNMax, "release"),
     (NoiseTable, "sample"),
-    (Ledger, "charge_group"),
+    (Charging, "charge"),
 ]
 
 

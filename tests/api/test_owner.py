@@ -121,7 +121,7 @@ def test_a_new_project_pays_for_answers_alone(
     call().label(terrine_server.ensemble.public[:2])
     page = admin.http.get("/ledger/study").json()
     assert {charge["event"]["event"] for charge in page["items"]} == {event}
-    assert terrine_server.ledger.verify("study").problems == []
+    assert terrine_server.ledger.verifier.verify_project("study").problems == []
 
 
 def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call) -> None:
@@ -167,8 +167,8 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
     assert fields == {"body.epsilon", "body.colour"}, "every malformed field is named"
     raw = admin.http.post("/projects", content=b'{"epsilon": Infinity, "delta": NaN}')
     assert slug(raw) == "invalid-request"
-    assert terrine_server.ledger.projects() == []
-    assert terrine_server.ledger.ensemble("digits").population.reserved == 0
+    assert terrine_server.ledger.projects.list() == []
+    assert terrine_server.ledger.ensembles.get("digits").population.reserved == 0
     assert admin.http.post("/projects", json=TERMS).status_code == 201
     assert slug(admin.http.post("/projects", json=TERMS)) == "conflict"
 
@@ -214,7 +214,7 @@ def test_a_copy_of_the_database_holds_no_token(
     terrine_server: RunningServer, database_url: str
 ) -> None:
     token = terrine_server.token("admin")
-    record = terrine_server.ledger.find_token(token.split("_")[1])
+    record = terrine_server.ledger.tokens.find(token.split("_")[1])
     assert record is not None
     assert token.split("_")[2] not in repr(record)
     assert len(record.hash) == 32

@@ -44,7 +44,7 @@ def nothing_charged(terrine_server: RunningServer) -> Callable[[], None]:
     """Asserts that the books of all projects have not changed since the test began."""
 
     def books() -> list[tuple[str, int, str]]:
-        return [(p.name, p.spent, p.head) for p in terrine_server.ledger.projects()]
+        return [(p.name, p.spent, p.head) for p in terrine_server.ledger.projects.list()]
 
     before: list[Any] = []
 
@@ -215,7 +215,7 @@ def test_routes_need_a_valid_token_of_the_right_role_and_project(
     inputs = terrine_server.ensemble.public[:1]
     valid = terrine_server.token()
     revoked = terrine_server.token()
-    terrine_server.ledger.revoke_token(revoked.split("_")[1])
+    terrine_server.ledger.tokens.revoke(revoked.split("_")[1])
     expired = terrine_server.token(expires_in_days=1e-9)
     forged = valid[:-1] + ("0" if valid[-1] != "0" else "1")
     for token in (None, "", "x", "terrine_", forged, revoked, expired, valid + "0", valid[:-1]):
@@ -276,7 +276,7 @@ def test_paused_and_closed_projects_answer_nothing(
             assert becomes("active").status_code == 200
             assert student.label(inputs[:2]).status_code == 200
     assert slug(becomes("active")) == "conflict"
-    assert terrine_server.ledger.project("study").charges == 2
+    assert terrine_server.ledger.projects.get("study").charges == 2
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "teachers-00000.safetensors"])
@@ -330,8 +330,8 @@ def test_without_its_database_the_service_answers_nothing_and_recovers(
         assert student.http.get("/healthz").status_code == 200
     assert student.http.get("/readyz").status_code == 200
     assert student.label(inputs).status_code == 200
-    assert terrine_server.ledger.project("study").charges == 2
-    assert terrine_server.ledger.verify("study").ok
+    assert terrine_server.ledger.projects.get("study").charges == 2
+    assert terrine_server.ledger.verifier.verify_project("study").ok
 
 
 def test_whoever_has_spent_a_budget_is_told_whom_to_ask(

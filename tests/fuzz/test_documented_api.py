@@ -101,7 +101,7 @@ def test_every_response_is_described_in_the_document(
     assert counts.total() >= DOCUMENTED // share
     assert {200, 201, 401, 403, 404, 422} <= set(counts)
     # No generated input has the digits' shape: all requests to /label were invalid.
-    assert server.ledger.project("study").charges == 0
+    assert server.ledger.projects.get("study").charges == 0
 
 
 def test_answers_with_and_without_noisy_counts_are_described_in_the_document(

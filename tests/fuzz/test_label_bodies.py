@@ -314,7 +314,7 @@ class Student:
         self.address = urlsplit(server.url).netloc
         self.token = server.token()
         self.connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_SECONDS)
-        self.paid = server.ledger.project("study").charges
+        self.paid = server.ledger.projects.get("study").charges
 
     def send(self, kind: str, body: bytes, **headers: str) -> int:
         """Send one request and check its response. Returns the status."""
@@ -338,8 +338,8 @@ class Student:
 
     def settle(self) -> None:
         """Check that the ledger has the charges of the valid responses, and no more."""
-        assert self.server.ledger.project("study").charges == self.paid
-        assert self.server.ledger.verify("study").ok
+        assert self.server.ledger.projects.get("study").charges == self.paid
+        assert self.server.ledger.verifier.verify_project("study").ok
 
 
 @SHARES

@@ -41,6 +41,7 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import Ledger, NewProject, accounts
+from terrine_server.ledger.charging import Charging
 from terrine_server.ledger.schema import unit_accounts as accounts_table
 from terrine_server.metrics import Metrics
 from terrine_server.owner import editions
@@ -134,18 +135,18 @@ class Service:
 
     def ask_while(self, act: Callable[[], None], patch: pytest.MonkeyPatch) -> NDArray[np.int64]:
         """Ask, and let an edition come between the vote and its charge."""
-        usual = Ledger.charge_group
+        usual = Charging.charge
 
-        def overtaken(payments: Ledger, *given: Any) -> Any:
-            patch.setattr(Ledger, "charge_group", usual)
+        def overtaken(payments: Charging, *given: Any) -> Any:
+            patch.setattr(Charging, "charge", usual)
             act()
             return usual(payments, *given)
 
-        patch.setattr(Ledger, "charge_group", overtaken)
+        patch.setattr(Charging, "charge", overtaken)
         return self.ask()
 
     def accounts(self) -> NDArray[np.uint32]:
-        with self.ledger._engine.connect() as connection:
+        with self.ledger._access.engine.connect() as connection:
             stored = connection.execute(select(accounts_table.c.accounts)).scalar_one()
         return np.frombuffer(stored, "<u4")
 
@@ -315,13 +316,13 @@ class Reachable:
 
     def secretly(self, name: str, spec: dict[str, Any]) -> Student:
         """The same of a project whose spend is secret, and published after every third query."""
-        rule = self.ledger.ensemble("told").population.rule
+        rule = self.ledger.ensembles.get("told").population.rule
         assert rule.order is not None
         figure = BoundRelease(rule.order, 0.1 / rule.order, sigma=9.0, z=5.0)
         mechanism = build_mechanism(spec, teachers=TEACHERS, classes=3)
         publishing = figure, (3, 6, 9)
         terms = quote(mechanism, 6.0, 1e-3, cap_rule=rule, publishing=publishing)
-        self.ledger.open_project(NewProject(name, "told", spec, terms))
+        self.ledger.projects.open(NewProject(name, "told", spec, terms))
         return self.student_of(name)
 
     def student_of(self, name: str) -> Student:
@@ -338,7 +339,7 @@ class Reachable:
 
     def charged(self, project: str) -> set[tuple[Any, ...]]:
         """What each outcome was charged."""
-        lines = [line for line in self.ledger.export(project) if "outcome" in line]
+        lines = [line for line in self.ledger.exports.export_project(project) if "outcome" in line]
         return {(line["outcome"], line["cost"], line["delta"]) for line in lines}
 
 

@@ -86,7 +86,7 @@ def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) 
     assert samples["terrine_queries_total", "answered", "true"] == 2
     for stage in ("replay", "vote", "release", "charge"):
         assert samples["terrine_stage_seconds_count", stage] == 1
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
     # A retry among new requests: it is answered from the record, the others are voted on.
     asks = [
@@ -107,7 +107,7 @@ def test_a_group_is_voted_on_once_and_each_request_gets_its_own(tmp_path: Path) 
         new, results=[replace(r, replayed=True) for r in new.results], project=more.project
     )
     assert len(voters.asked) == 2, "nothing on record is voted on again"
-    assert ledger.project("study").charges == 6
+    assert ledger.projects.get("study").charges == 6
 
 
 def test_who_came_by_a_token_that_changed_meanwhile_gets_nothing(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_who_came_by_a_token_that_changed_meanwhile_gets_nothing(tmp_path: Path)
     new = TokenCreate(role=Role.STUDENT, project="study")
     held = [tokens.authenticate(tokens.create(new).token).record for _ in range(3)]
     kept, revoked, edited = [record for record in held if record is not None]
-    ledger.revoke_token(revoked.id)
+    ledger.tokens.revoke(revoked.id)
     with closing(sqlite3.connect(tmp_path / "terrine.sqlite")) as file, file:
         file.execute("UPDATE tokens SET expires_at = created_at WHERE id = ?", [edited.id])
     by = (revoked, kept, None, edited, revoked)
@@ -126,8 +126,8 @@ def test_who_came_by_a_token_that_changed_meanwhile_gets_nothing(tmp_path: Path)
         assert isinstance(answers[index], TokenChanged)
     assert [labels(answers[index]) for index in (1, 2)] == [[1], [2]]
     assert voters.asked == [[1, 2]]
-    assert ledger.project("study").charges == 2
-    ledger.set_status("study", ProjectStatus.PAUSED)
+    assert ledger.projects.get("study").charges == 2
+    ledger.projects.set_status("study", ProjectStatus.PAUSED)
     assert isinstance(one(service, asks[0]), TokenChanged), "whoever has no token learns nothing"
 
 
@@ -142,7 +142,7 @@ def test_only_what_may_be_paid_is_voted_on(tmp_path: Path) -> None:
     assert isinstance(refused, BudgetExhausted)
     assert len(voters.asked) == 1, "nobody votes on what cannot be paid"
     assert labels(one(service, ask)) == [1, 1, 2, 3, None, 1]
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_abstention_leaves_room_for_more_than_the_worst_price_would(tmp_path:
     paid = [r for r in answer.results if r.seq is not None]
     assert {r.outcome for r in paid} == {Outcome.ABSTAINED}
     assert {r.label for r in answer.results} == {None}
-    project = ledger.project("study")
+    project = ledger.projects.get("study")
     assert len(voters.asked[0]) == project.terms.most_admitted(Account())
     assert len(paid) == len(voters.asked[0]) > 2
 
@@ -192,7 +192,7 @@ def test_a_students_label_is_confirmed_by_its_own_row(tmp_path: Path) -> None:
     outcomes = [r.outcome for receipt in (first, second) for r in receipt.results]
     assert outcomes == ["answered", "reinforced", "answered", "reinforced"]
     assert voters.asked == [[0], [1, 2, 3]]
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_what_concerns_the_whole_project_is_raised(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_what_concerns_the_whole_project_is_raised(tmp_path: Path) -> None:
         stale = [replace(ask, genesis="00" * 32) if i == odd else ask for i, ask in enumerate(asks)]
         with refuses(DatabaseUnavailable, "replaced"):
             service.answer("study", stale)
-    ledger.set_status("study", ProjectStatus.PAUSED)
+    ledger.projects.set_status("study", ProjectStatus.PAUSED)
     with pytest.raises(ProjectPaused):
         service.answer("study", asks)
-    assert (ledger.project("study").charges, voters.asked) == (0, [])
+    assert (ledger.projects.get("study").charges, voters.asked) == (0, [])
 
 
 def test_a_request_that_is_overtaken_gets_what_was_paid_first(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_request_that_is_overtaken_gets_what_was_paid_first(tmp_path: Path) ->
     assert seqs(answer) == [2, 1, 3]
     assert labels(answer) == [1, 2, 3]
     assert voters.asked == [[0, 1, 2], [1]]
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, BASED], ids=lambda m: str(m["name"]))
@@ -232,7 +232,7 @@ def test_every_query_is_counted_at_its_own_votes(
     figure = BoundRelease(order=ORDER, beta=0.01, sigma=60.0, z=publication_z(DELTA, 1))
     quoted = quote(built, 2.0, DELTA, cap_rule=PUBLISHING_CAP.rule, publishing=(figure, (50,)))
     ledger = publishing_ledger(f"sqlite:///{tmp_path / 'terrine.sqlite'}")
-    project = ledger.open_project(NewProject("study", "thousand", mechanism, quoted))
+    project = ledger.projects.open(NewProject("study", "thousand", mechanism, quoted))
     service = Labeling(ledger, Told(THOUSAND), Metrics(), MOST)
     inputs = images((1, 0), (99, 1), (2, 2), (99, 3), (3, 4), (4, 5))
     student = np.eye(CLASSES)[[1, 5, 6, 0, 2, 4]] if built.needs_probabilities else None
@@ -245,7 +245,7 @@ def test_every_query_is_counted_at_its_own_votes(
         theirs = None if ask.baselines is None else ask.baselines[[row]]
         (places,) = meter.places(VoteOutcome(result.outcome), votes[[row]], theirs)
         np.add.at(tally, list(places), 1)
-    exact, secret = meter.spend(tally, figure.beta), ledger.secret_spend("study")
+    exact, secret = meter.spend(tally, figure.beta), ledger.projects.secret_spend("study")
     assert (secret.queries, secret.cost) == (6, exact.cost)
     assert secret.smooth_sensitivity == exact.smooth_sensitivity
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok

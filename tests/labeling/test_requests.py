@@ -53,10 +53,10 @@ def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
     assert ask.queries.dtype == np.uint8
     assert (ask.queries == inputs).all()
     assert (ask.probabilities, ask.baselines) == (None, None)
-    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    theirs = input_digests(inputs, ledger.ensembles.get("mnist").manifest_sha256)
     queries = query_digests(theirs, None)
     assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
-    assert ask.genesis == ledger.project("study").genesis
+    assert ask.genesis == ledger.projects.get("study").genesis
     assert len(ask) == 2
     service.check("study", images(*[(1, n) for n in range(MOST)]))
     with pytest.raises(PayloadTooLarge):
@@ -67,7 +67,7 @@ def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
 
 def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
     service, _, ledger = study(tmp_path, INTERACTIVE, 5)
-    mechanism = mechanism_of(ledger.project("study"))
+    mechanism = mechanism_of(ledger.projects.get("study"))
     assert isinstance(mechanism, InteractiveGNMax)
     inputs, student = images((1, 0), (1, 0)), np.full((2, CLASSES), 0.1)
     student[1] = np.eye(CLASSES)[3]
@@ -76,7 +76,7 @@ def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
     assert ask.baselines is not None
     assert (ask.probabilities == student).all()
     assert (ask.baselines == mechanism.canonical_baseline(student)).all()
-    theirs = input_digests(inputs, ledger.ensemble("mnist").manifest_sha256)
+    theirs = input_digests(inputs, ledger.ensembles.get("mnist").manifest_sha256)
     queries = query_digests(theirs, ask.baselines)
     assert [(d.query, d.input) for d in ask.digests] == list(zip(queries, theirs, strict=True))
     assert len({d.query for d in ask.digests}) == 2
@@ -109,14 +109,14 @@ def wrong(change: Change) -> Told:
 )
 def test_votes_of_another_shape_or_type_are_refused(change: Change, tmp_path: Path) -> None:
     service, voters, ledger = study(tmp_path, SHARP, 5)
-    record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
+    record, inputs = ledger.ensembles.get("mnist"), images((1, 0), (2, 1))
     assert (get_full_tallies(voters, record, inputs) == cast_votes(inputs, TEACHERS)).all()
     with refuses(EnsembleUnavailable, "shape"):
         get_full_tallies(wrong(change), record, inputs)
     service = Labeling(ledger, wrong(change), Metrics(), MOST)
     with pytest.raises(EnsembleUnavailable):
         one(service, service.check("study", inputs))
-    assert ledger.project("study").charges == 0
+    assert ledger.projects.get("study").charges == 0
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_votes_of_another_shape_or_type_are_refused(change: Change, tmp_path: Pa
 def test_no_value_of_votes_is_an_error(change: Change, tmp_path: Path) -> None:
     """Whether an answer came would tell of them; each row becomes one vote of each teacher."""
     service, _, ledger = study(tmp_path, SHARP, 5)
-    record, inputs = ledger.ensemble("mnist"), images((1, 0), (2, 1))
+    record, inputs = ledger.ensembles.get("mnist"), images((1, 0), (2, 1))
     tallies = get_full_tallies(wrong(change), record, inputs)
     assert (tallies.sum(axis=1) == TEACHERS).all()
     service = Labeling(ledger, wrong(change), Metrics(), MOST)
     answered = one(service, service.check("study", inputs))
     assert isinstance(answered, ChargedBatch)
     assert [result.outcome for result in answered.results] == ["answered"] * 2
-    assert ledger.project("study").charges == 2
+    assert ledger.projects.get("study").charges == 2
 
 
 def priced(budget: int, delta_budget: int, *prices: tuple[int, int]) -> Terms:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, event, make_url, text
 
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import answered, open_ledger, open_project
+from support.ledgers import answered, charge_one, open_ledger, open_project
 from support.workers import come_between, come_first
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
@@ -38,11 +38,11 @@ class Two:
         self.url, self.project = url, open_project(open_ledger(url), queries=3).id
         self.engine = connect(url)
         self.ours, self.theirs = Ledger(self.engine, SECRET_KEY), Ledger(connect(url), SECRET_KEY)
-        self.theirs.charge(self.project, [answered(0)])
+        charge_one(self.theirs, self.project, [answered(0)])
 
     def look(self, proposals: Sequence[Proposal]) -> ProjectSnapshot:
         digests = [QueryDigest(p.query_digest, p.input_digest) for p in proposals]
-        return self.ours.look_up("study", digests)
+        return self.ours.charging.look_up("study", digests)
 
     def pay(
         self,
@@ -50,7 +50,7 @@ class Two:
         record: ProjectSnapshot | None = None,
     ) -> list[tuple[int | None, bool]] | ServiceError:
         """Number of each charge, and whether it was made before."""
-        [fate] = self.ours.charge_group(self.project, [proposals], record)
+        [fate] = self.ours.charging.charge(self.project, [proposals], record)
         if isinstance(fate, ServiceError):
             return fate
         return [(result.seq, result.replayed) for result in fate.results]
@@ -83,30 +83,39 @@ WHEN: dict[str, Callable[[Two, Callable[[], object]], object]] = {
 
 def test_what_this_server_charged_since_is_looked_up_before_anything_is_tried(two: Two) -> None:
     record = two.look([answered(1)])
-    two.ours.charge(two.project, [answered(1)])
+    charge_one(two.ours, two.project, [answered(1)])
     assert two.pay([answered(1)], record) == [(2, True)]
 
 
 # What another server does, and the result of a request for query 1: label 3 if it is paid.
 FIRST: dict[str, tuple[Callable[[Two], object], list[object]]] = {
-    "another query": (lambda two: two.theirs.charge(two.project, [answered(2)]), [(3, 3, False)]),
+    "another query": (
+        lambda two: charge_one(two.theirs, two.project, [answered(2)]),
+        [(3, 3, False)],
+    ),
     "the same query": (
-        lambda two: two.theirs.charge(two.project, [answered(1, label=7)]),
+        lambda two: charge_one(two.theirs, two.project, [answered(1, label=7)]),
         [(2, 7, True)],
     ),
     "all of the budget": (
-        lambda two: two.theirs.charge(two.project, [answered(2), answered(4)]),
+        lambda two: charge_one(two.theirs, two.project, [answered(2), answered(4)]),
         [BudgetExhausted],
     ),
-    "pause": (lambda two: two.theirs.set_status("study", ProjectStatus.PAUSED), [ProjectPaused]),
-    "close": (lambda two: two.theirs.set_status("study", ProjectStatus.CLOSED), [ProjectClosed]),
+    "pause": (
+        lambda two: two.theirs.projects.set_status("study", ProjectStatus.PAUSED),
+        [ProjectPaused],
+    ),
+    "close": (
+        lambda two: two.theirs.projects.set_status("study", ProjectStatus.CLOSED),
+        [ProjectClosed],
+    ),
 }
 
 
 def results_of(two: Two, record: ProjectSnapshot) -> list[object]:
     """Of query 1, which was looked up before."""
     try:
-        [fate] = two.ours.charge_group(two.project, [[answered(1)]], record)
+        [fate] = two.ours.charging.charge(two.project, [[answered(1)]], record)
     except ServiceError as error:
         return [type(error)]
     if isinstance(fate, ServiceError):
@@ -121,7 +130,7 @@ def test_a_charge_goes_by_what_another_server_did_between(two: Two, first: str, 
     record = two.look([answered(1)])
     WHEN[when](two, lambda: act(two))
     assert results_of(two, record) == expected
-    assert two.ours.verify("study").ok
+    assert two.ours.verifier.verify_project("study").ok
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -135,7 +144,7 @@ def test_a_charge_that_waited_for_another_server_goes_by_what_that_has_written(
     ask = lambda: results.extend(results_of(two, record))  # noqa: E731
     come_first(connect(as_owner(two.url)), lambda: act(two), ask)
     assert results == expected
-    assert two.ours.verify("study").ok
+    assert two.ours.verifier.verify_project("study").ok
 
 
 @pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
@@ -155,7 +164,7 @@ def test_what_a_commit_refuses_is_not_answered(two: Two) -> None:
     with pytest.raises(LedgerCorrupted):
         two.pay([answered(1)], record)
     assert len(tries) == 2
-    assert two.theirs.project("study").charges == 1
+    assert two.theirs.projects.get("study").charges == 1
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -167,7 +176,7 @@ def test_what_was_asked_of_one_ledger_is_not_paid_from_another(
     WHEN[when](two, lambda: exchange(each_database_url, tmp_path))
     with pytest.raises(DatabaseUnavailable):
         two.pay([answered(1)], record)
-    assert two.ours.project("study").charges == 0
+    assert two.ours.projects.get("study").charges == 0
     assert two.pay([answered(1)]) == [(1, False)]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.databases import SECRET_KEY, as_owner
 from support.forgeries import BEFORE, Edit, apart, double, old_ledger, share
-from support.ledgers import COUNTED, FACTS, counted, open_project, register
+from support.ledgers import COUNTED, FACTS, charge_one, counted, open_project, register
 from support.wording import refuses
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import LedgerCorrupted, NotSealed
@@ -26,17 +26,17 @@ def test_ensembles_that_shared_a_cap_become_one_population(
     upgrade(engine, SECRET_KEY)
     assert schema_differences(engine) == []
     ledger = Ledger(engine, SECRET_KEY)
-    found = {each.name: each.population for each in ledger.ensembles()}
+    found = {each.name: each.population for each in ledger.ensembles.list()}
     assert {name: each.name for name, each in found.items()} == {
         "mnist": "mnist",
         "spare": "mnist",
         "thousand": "thousand",
     }
     assert (found["mnist"].epsilon, found["mnist"].disjoint_from) == (80.0, None)
-    assert ledger.verify_log().problems == []
-    for name in ledger.project_names():
-        assert ledger.verify(name).problems == []
-    open_projects = [ledger.project(name) for name in ledger.project_names()]
+    assert ledger.verifier.verify_log().problems == []
+    for name in ledger.projects.list_names():
+        assert ledger.verifier.verify_project(name).problems == []
+    open_projects = [ledger.projects.get(name) for name in ledger.projects.list_names()]
     assert (
         sum(
             each.cap_spent if each.closed_at else each.terms.cap_budget
@@ -51,7 +51,7 @@ def test_ensembles_that_shared_a_cap_become_one_population(
 def test_a_single_cap_is_that_of_the_default_population(database_url: str, tmp_path: Path) -> None:
     engine = old_ledger(database_url, tmp_path, share("mnist", "spare", "thousand"))
     upgrade(engine, SECRET_KEY)
-    (found,) = Ledger(engine, SECRET_KEY).populations()
+    (found,) = Ledger(engine, SECRET_KEY).ensembles.list_populations()
     assert (found.name, found.disjoint_from) == ("people", ())
 
 
@@ -89,16 +89,16 @@ def test_histograms_in_a_project_of_their_own_stay_as_they_were(each_database_ur
     designed = FACTS.model_copy(update={"designed": True})
     register(ledger, "visits", None, designed, population="people")
     margins = open_project(ledger, 3, COUNTED, name, name)
-    ledger.charge(margins.id, [counted(1), counted(2)])
-    ledger.set_status(name, ProjectStatus.CLOSED)
+    charge_one(ledger, margins.id, [counted(1), counted(2)])
+    ledger.projects.set_status(name, ProjectStatus.CLOSED)
     votes = open_project(ledger, 5, COUNTED, "visits", "visits")
-    ledger.charge(votes.id, [counted(1)])
-    before = [ledger.charges(each) for each in ("visits", name)]
+    charge_one(ledger, votes.id, [counted(1)])
+    before = [ledger.entries.list(each) for each in ("visits", name)]
     upgrade(engine, SECRET_KEY)
     assert schema_differences(engine) == []
     ledger = Ledger(engine, SECRET_KEY)
-    assert [ledger.charges(each) for each in ("visits", name)] == before
-    assert [ledger.verify(each).problems for each in ("visits", name)] == [[], []]
-    assert ledger.verify_log().problems == []
-    answer = ledger.charge(votes.id, [counted(1), counted(3)])
+    assert [ledger.entries.list(each) for each in ("visits", name)] == before
+    assert [ledger.verifier.verify_project(each).problems for each in ("visits", name)] == [[], []]
+    assert ledger.verifier.verify_log().problems == []
+    answer = charge_one(ledger, votes.id, [counted(1), counted(3)])
     assert [(each.seq, each.replayed) for each in answer.results] == [(1, True), (2, False)]

@@ -17,6 +17,7 @@ import pytest
 from support.documents import MECHANISMS as EXAMPLES
 from support.ledgers import (
     CLASSES,
+    charge_one,
     images,
     many,
     one,
@@ -155,13 +156,15 @@ def test_it_verifies_closed_and_empty_projects_and_the_log(
 ) -> None:
     ledger = open_ledger(database_url)
     open_project(ledger, 10)
-    ledger.set_status("study", ProjectStatus.CLOSED)
+    ledger.projects.set_status("study", ProjectStatus.CLOSED)
     open_project(ledger, 2, name="empty")
-    files = [exported(tmp_path, name, ledger.export(name)) for name in ("study", "empty")]
-    files.append(exported(tmp_path, "log", ledger.export_log()))
+    files = [
+        exported(tmp_path, name, ledger.exports.export_project(name)) for name in ("study", "empty")
+    ]
+    files.append(exported(tmp_path, "log", ledger.exports.export_log()))
     code, said = run(*files)
     assert code == 0, said
-    holds(said, "log", len(ledger.log()), ledger.log(newest=True)[-1].hash)
+    holds(said, "log", len(ledger.log.list()), ledger.log.list(newest=True)[-1].hash)
 
 
 def test_every_mechanism_is_among_those_whose_used_projects_it_verifies() -> None:
@@ -184,7 +187,7 @@ def test_it_verifies_a_used_project_of_every_mechanism_of_teachers(
         ask = (inputs, np.full((len(inputs), CLASSES), 1 / CLASSES))
     answer = one(service, service.check("study", *ask))
     assert seqs(answer) == list(range(1, 11))
-    code, said = run(exported(tmp_path, "study", ledger.export("study")))
+    code, said = run(exported(tmp_path, "study", ledger.exports.export_project("study")))
     assert code == 0, said
 
 
@@ -194,11 +197,11 @@ def test_it_verifies_a_project_of_neighbours_before_and_after_the_cap_is_charged
 ) -> None:
     opened = open_people(database_url, spare=True)
     opened.ask(many(opened.people, queries))
-    project = opened.ledger.project("study")
+    project = opened.ledger.projects.get("study")
     in_full = queries * project.terms.worst.cap_cost > project.terms.cap_budget
     assert in_full == (queries == 40)
     assert (project.cap_spent == project.terms.cap_budget) == in_full
-    code, said = run(exported(tmp_path, "study", opened.ledger.export("study")))
+    code, said = run(exported(tmp_path, "study", opened.ledger.exports.export_project("study")))
     assert code == 0, said
 
 
@@ -207,10 +210,10 @@ def test_it_adds_up_what_is_paid_after_a_publication(database_url: str, tmp_path
     ledger = publishing_ledger(database_url)
     project, schedule = open_published(ledger), published_terms().schedule
     assert schedule is not None
-    ledger.charge(project.id, voted(project, range(schedule.counts[0] + 5)))
-    code, said = run(exported(tmp_path, "study", ledger.export("study")))
+    charge_one(ledger, project.id, voted(project, range(schedule.counts[0] + 5)))
+    code, said = run(exported(tmp_path, "study", ledger.exports.export_project("study")))
     assert code == 0, said
-    [entry] = [entry for entry in ledger.log() if entry.action == "figure-published"]
+    [entry] = [entry for entry in ledger.log.list() if entry.action == "figure-published"]
     assert entry.actor == "service"
     assert entry.detail["charge"] == schedule.counts[0] + 1
 

@@ -8,7 +8,15 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import CONFIDENT, abstained, answered, digest, open_ledger, open_project
+from support.ledgers import (
+    CONFIDENT,
+    abstained,
+    answered,
+    charge_one,
+    digest,
+    open_ledger,
+    open_project,
+)
 from support.wording import refuses
 from terrine_protocol import Outcome
 from terrine_server.errors import (
@@ -23,8 +31,8 @@ from terrine_server.privacy import VoteOutcome
 def test_a_charge_records_everything_about_its_query(each_ledger: Ledger) -> None:
     project = open_project(each_ledger, 5, CONFIDENT)
     before = datetime.now(UTC)
-    each_ledger.charge(project.id, [answered("q", 3, given="x"), abstained("r")])
-    first, second = each_ledger.charges("study")
+    charge_one(each_ledger, project.id, [answered("q", 3, given="x"), abstained("r")])
+    first, second = each_ledger.entries.list("study")
     price = project.terms.prices[VoteOutcome.ANSWERED]
     assert (first.project, first.seq, first.outcome, first.label) == ("study", 1, "answered", 3)
     assert (first.cost, first.delta, first.cap_cost) == (price.cost, price.delta, price.cap_cost)
@@ -33,33 +41,33 @@ def test_a_charge_records_everything_about_its_query(each_ledger: Ledger) -> Non
     assert second.event["event"] == "gaussian_threshold"
     assert (first.query_digest, first.input_digest) == (digest("q").hex(), digest("x").hex())
     assert before <= first.created_at <= datetime.now(UTC)
-    assert second.hash == each_ledger.project("study").head != first.hash
+    assert second.hash == each_ledger.projects.get("study").head != first.hash
 
 
 def test_charges_are_paged_and_filtered(each_ledger: Ledger) -> None:
     project = open_project(each_ledger, 20, CONFIDENT)
-    each_ledger.charge(project.id, [answered(i) if i % 2 else abstained(i) for i in range(10)])
+    charge_one(each_ledger, project.id, [answered(i) if i % 2 else abstained(i) for i in range(10)])
     middle = datetime.now(UTC)
-    each_ledger.charge(project.id, [answered(i) for i in range(10, 13)])
+    charge_one(each_ledger, project.id, [answered(i) for i in range(10, 13)])
 
     def seqs(**filters: object) -> list[int]:
-        return [charge.seq for charge in each_ledger.charges("study", **filters)]  # type: ignore[arg-type]
+        return [charge.seq for charge in each_ledger.entries.list("study", **filters)]  # type: ignore[arg-type]
 
     assert seqs(limit=4) == [1, 2, 3, 4]
     assert seqs(after_seq=4, limit=4) == [5, 6, 7, 8]
     assert seqs(outcome=Outcome.ABSTAINED) == [1, 3, 5, 7, 9]
     assert seqs(since=middle) == [11, 12, 13]
     assert seqs(until=middle, after_seq=8) == [9, 10]
-    assert [c.seq for c in each_ledger.stream_charges("study")] == list(range(1, 14))
+    assert [c.seq for c in each_ledger.entries.stream("study")] == list(range(1, 14))
     with pytest.raises(NotFound):
-        each_ledger.charges("nobody")
+        each_ledger.entries.list("nobody")
 
 
 def test_an_outcome_without_a_price_is_never_released(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
     with refuses(ValueError, "price"):
-        ledger.charge(project.id, [answered(1), abstained(2)])
-    assert ledger.project("study").charges == 0
+        charge_one(ledger, project.id, [answered(1), abstained(2)])
+    assert ledger.projects.get("study").charges == 0
 
 
 @pytest.mark.parametrize(
@@ -88,11 +96,11 @@ def test_a_label_that_is_not_paid_for_is_in_no_error(each_database_url: str) -> 
         else:
             connection.execute(text("ALTER TABLE charges ADD CHECK (label < 0)"))
     with pytest.raises(LedgerCorrupted) as refusal:
-        ledger.charge(project.id, [answered(1, label=87654321)])
+        charge_one(ledger, project.id, [answered(1, label=87654321)])
     assert "87654321" not in str(refusal.value)
     assert refusal.value.__cause__ is None
     assert refusal.value.__suppress_context__
-    assert ledger.project("study").charges == 0
+    assert ledger.projects.get("study").charges == 0
 
 
 def counting(engine: Engine) -> list[str]:
@@ -111,10 +119,10 @@ def test_what_is_fixed_of_a_project_is_read_once_and_of_so_many_projects_only(
     engine = connect(database_url)
     ledger, statements = Ledger(engine, SECRET_KEY), counting(engine)
     for project in opened:
-        assert ledger.cached_project(project.name).genesis == project.genesis
+        assert ledger.projects.get_cached(project.name).genesis == project.genesis
         read = len(statements)
-        assert ledger.cached_project(project.name).terms == project.terms
-        ledger.charge(project.id, [answered(1)])
+        assert ledger.projects.get_cached(project.name).terms == project.terms
+        charge_one(ledger, project.id, [answered(1)])
         assert not any("FROM projects LEFT OUTER JOIN" in text for text in statements[read:])
-        assert len(ledger._cache._opened) <= 2
-    assert ledger.cached_project("p2").charges == 0, "all else is as it was when it was read"
+        assert len(ledger.projects._cache._opened) <= 2
+    assert ledger.projects.get_cached("p2").charges == 0, "all else is as it was when it was read"

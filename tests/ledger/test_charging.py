@@ -15,6 +15,7 @@ from support.ledgers import (
     CONFIDENT,
     abstained,
     answered,
+    charge_one,
     digest,
     open_ledger,
     open_project,
@@ -50,41 +51,42 @@ def fates(results: Sequence[Result]) -> str:
 
 def test_find_returns_what_was_answered_by_query(ledger: Ledger) -> None:
     project = open_project(ledger, queries=1200)
-    ledger.charge(project.id, [answered(i, i % 10) for i in range(1100)])
+    charge_one(ledger, project.id, [answered(i, i % 10) for i in range(1100)])
     digests = [QueryDigest(digest(i), digest(i)) for i in range(1200)]
-    found = ledger.look_up("study", digests).recorded
+    found = ledger.charging.look_up("study", digests).recorded
     assert len(found.queries) == len(found.answered_inputs) == 1100
     last = Result(Outcome.ANSWERED, 9, seq=1100, replayed=True)
     assert found.find(digest(1099), digest("other")) == found.find(digest("other"), digest(1099))
     assert found.find(digest(1099), digest(1099)) == last
-    assert ledger.look_up("study", []).recorded.queries == {}
+    assert ledger.charging.look_up("study", []).recorded.queries == {}
 
 
 @SQLITE_BY_DAY
 def test_a_project_that_is_not_there_is_named_as_it_was_asked_for(ledger: Ledger) -> None:
     with refuses(NotFound, "nobody"):
-        ledger.look_up("nobody", [])
+        ledger.charging.look_up("nobody", [])
     with refuses(NotFound, 99):
-        ledger.charge(99, [answered(1)])
+        charge_one(ledger, 99, [answered(1)])
 
 
 @SQLITE_BY_DAY
 def test_projects_do_not_see_each_others_answers(ledger: Ledger) -> None:
     first = open_project(ledger, queries=5, name="first")
     second = open_project(ledger, queries=5, name="second")
-    ledger.charge(first.id, [answered(1)])
-    found = ledger.look_up("second", [QueryDigest(digest(1), digest(1))]).recorded
+    charge_one(ledger, first.id, [answered(1)])
+    found = ledger.charging.look_up("second", [QueryDigest(digest(1), digest(1))]).recorded
     assert found == RecordedCharges({}, {})
-    assert fates(ledger.charge(second.id, [answered(1)]).results) == "P"
+    assert fates(charge_one(ledger, second.id, [answered(1)]).results) == "P"
 
 
 @SQLITE_BY_DAY
 def test_a_teachers_label_answers_any_later_query_of_the_same_input(ledger: Ledger) -> None:
     """Interactive: the label holds whatever the student believes; an abstention does not."""
     project = open_project(ledger, 9, CONFIDENT)
-    ledger.charge(project.id, [abstained("x+b1", "x"), abstained("y+b1", "y")])
-    ledger.charge(project.id, [answered("x+b2", 4, given="x")])
-    receipt = ledger.charge(
+    charge_one(ledger, project.id, [abstained("x+b1", "x"), abstained("y+b1", "y")])
+    charge_one(ledger, project.id, [answered("x+b2", 4, given="x")])
+    receipt = charge_one(
+        ledger,
         project.id,
         [
             answered("x+b3", 5, given="x"),
@@ -99,11 +101,11 @@ def test_a_teachers_label_answers_any_later_query_of_the_same_input(ledger: Ledg
 
 def test_a_retry_gets_the_same_answers_and_pays_nothing(ledger: Ledger) -> None:
     project = open_project(ledger, 3, CONFIDENT)
-    ledger.charge(project.id, [answered(0)])
+    charge_one(ledger, project.id, [answered(0)])
     batch = [answered(0), abstained(1), answered(2), answered(3)]
-    receipt = ledger.charge(project.id, batch)
+    receipt = charge_one(ledger, project.id, batch)
     assert fates(receipt.results) == "fPP-"
-    again = ledger.charge(project.id, [unvoted(query) for query in range(4)])
+    again = charge_one(ledger, project.id, [unvoted(query) for query in range(4)])
     assert fates(again.results) == "fff-"
     assert again == replace(
         receipt,
@@ -122,22 +124,22 @@ def test_what_pays_for_nothing_waits_for_nobody_who_writes(
         ledger = publishing_ledger(each_database_url)
         project = open_published(ledger)
         batch = voted(project, [0])
-    paid = ledger.charge(project.id, batch).results
+    paid = charge_one(ledger, project.id, batch).results
     with connect(each_database_url).connect() as other:
         other.execute(text("UPDATE projects SET seal = seal"))
-        again = ledger.charge(project.id, [*batch, unvoted(1)])
+        again = charge_one(ledger, project.id, [*batch, unvoted(1)])
         assert again.results == [replace(paid[0], replayed=True), REFUSED]
         with pytest.raises(BudgetExhausted):
-            ledger.charge(project.id, [unvoted(1)])
+            charge_one(ledger, project.id, [unvoted(1)])
         other.rollback()
-    assert ledger.project("study").charges == 1
+    assert ledger.projects.get("study").charges == 1
 
 
 @SQLITE_BY_DAY
 def test_an_empty_batch_is_no_request(ledger: Ledger) -> None:
     project = open_project(ledger, queries=3)
     with pytest.raises(InvalidQuery):
-        ledger.charge(project.id, [])
+        charge_one(ledger, project.id, [])
 
 
 @SQLITE_BY_DAY
@@ -149,12 +151,12 @@ def test_a_project_that_is_not_active_answers_nothing(
     ledger: Ledger, status: ProjectStatus, refusal: type[Exception]
 ) -> None:
     project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered(0)])
-    ledger.set_status("study", status)
+    charge_one(ledger, project.id, [answered(0)])
+    ledger.projects.set_status("study", status)
     for batch in ([answered(1)], [answered(0)]):
         with pytest.raises(refusal):
-            ledger.charge(project.id, batch)
-    assert ledger.project("study").charges == 1
+            charge_one(ledger, project.id, batch)
+    assert ledger.projects.get("study").charges == 1
 
 
 @pytest.mark.parametrize("queries", [1, 64])
@@ -178,14 +180,14 @@ def test_the_thousandth_charge_is_as_quick_as_the_tenth(queries: int, tmp_path: 
         before = steps
         batch = [answered(f"{name} {i}") for i in range(queries)]
         asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
-        Ledger(engine, SECRET_KEY).look_up("study", asked)
-        Ledger(engine, SECRET_KEY).charge(project.id, batch)
-        Ledger(engine, SECRET_KEY).charge(project.id, batch)
+        Ledger(engine, SECRET_KEY).charging.look_up("study", asked)
+        charge_one(Ledger(engine, SECRET_KEY), project.id, batch)
+        charge_one(Ledger(engine, SECRET_KEY), project.id, batch)
         return steps - before
 
     work("warm up")
     early = work("early")
-    ledger.charge(project.id, [answered(i) for i in range(2000)])
+    charge_one(ledger, project.id, [answered(i) for i in range(2000)])
     assert work("late") <= 1.2 * early
 
 
@@ -218,18 +220,18 @@ def test_a_plan_that_postgresql_keeps_from_when_little_was_charged_reads_no_more
             batch = [answered(f"{name} {number} {i}") for i in range(queries)]
             asked = [QueryDigest(p.query_digest, p.input_digest) for p in batch]
             for _ in range(2):
-                found = kept.look_up("study", asked)
-                kept.charge_group(project.id, [batch], found)
+                found = kept.charging.look_up("study", asked)
+                kept.charging.charge(project.id, [batch], found)
         return {table: read(table) - count for table, count in before.items()}
 
     if statistics:  # to read all of so few rows is quickest then
-        ledger.charge(project.id, [answered("first")])
+        charge_one(ledger, project.id, [answered("first")])
         with engine.begin() as connection:
             connection.execute(text("ANALYZE"))
     work("plans are made")
     assert scalar("SELECT sum(generic_plans) FROM pg_prepared_statements"), "they are kept"
     early = work("early")
-    ledger.charge(project.id, [answered(i) for i in range(2000)])
+    charge_one(ledger, project.id, [answered(i) for i in range(2000)])
     late = work("late")
     assert early["charges"] > 10 * queries
     assert all(late[table] <= 1.2 * count for table, count in early.items()), (early, late)

@@ -11,7 +11,7 @@ import pytest
 
 from support import processes
 from support.databases import migrated
-from support.ledgers import answered, open_project
+from support.ledgers import answered, charge_one, open_project
 from support.processes import at_once, until
 from support.wording import refuses
 from support.workers import take_turn
@@ -27,11 +27,11 @@ def ledger(each_ledger: Ledger) -> Ledger:
 
 def test_simultaneous_first_askings_are_paid_once(ledger: Ledger) -> None:
     project = open_project(ledger, queries=50)
-    results = at_once(8, lambda client: ledger.charge(project.id, [answered("same", client)]))
+    results = at_once(8, lambda client: charge_one(ledger, project.id, [answered("same", client)]))
     paid = [receipt.results[0] for receipt in results if not receipt.results[0].replayed]
     assert len(paid) == 1
     assert {receipt.results[0].label for receipt in results} == {paid[0].label}
-    assert ledger.project("study").charges == 1
+    assert ledger.projects.get("study").charges == 1
 
 
 def test_one_name_opened_at_once_is_opened_once(ledger: Ledger) -> None:
@@ -43,8 +43,8 @@ def test_one_name_opened_at_once_is_opened_once(ledger: Ledger) -> None:
             return error.problem
 
     assert sorted(at_once(6, attempt)) == ["conflict"] * 5 + ["study"]
-    reserved = ledger.ensemble("mnist").population.reserved
-    assert reserved == ledger.project("study").terms.cap_budget
+    reserved = ledger.ensembles.get("mnist").population.reserved
+    assert reserved == ledger.projects.get("study").terms.cap_budget
 
 
 def test_opening_charging_and_closing_at_once_keep_the_books_whole(ledger: Ledger) -> None:
@@ -55,16 +55,18 @@ def test_opening_charging_and_closing_at_once_keep_the_books_whole(ledger: Ledge
             name = f"other-{client}-{round}"
             if client % 2:
                 other = open_project(ledger, queries=3, name=name)
-                ledger.charge(other.id, [answered(1)])
-                ledger.set_status(name, ProjectStatus.CLOSED)
+                charge_one(ledger, other.id, [answered(1)])
+                ledger.projects.set_status(name, ProjectStatus.CLOSED)
             else:
-                ledger.charge(project.id, [answered(f"{client} {round}")])
-            assert ledger.verify("study").ok
+                charge_one(ledger, project.id, [answered(f"{client} {round}")])
+            assert ledger.verifier.verify_project("study").ok
 
     at_once(6, work)
-    assert all(ledger.verify(project.name).ok for project in ledger.projects())
-    spent = sum(project.cap_spent for project in ledger.projects(status=ProjectStatus.CLOSED))
-    assert ledger.ensemble("mnist").population.reserved == project.terms.cap_budget + spent
+    assert all(
+        ledger.verifier.verify_project(project.name).ok for project in ledger.projects.list()
+    )
+    spent = sum(project.cap_spent for project in ledger.projects.list(status=ProjectStatus.CLOSED))
+    assert ledger.ensembles.get("mnist").population.reserved == project.terms.cap_budget + spent
 
 
 def test_a_project_closed_while_charging_keeps_what_was_paid(ledger: Ledger) -> None:
@@ -73,14 +75,16 @@ def test_a_project_closed_while_charging_keeps_what_was_paid(ledger: Ledger) -> 
 
     def work(client: int) -> None:
         if client == 3:
-            ledger.set_status("study", ProjectStatus.CLOSED)
+            ledger.projects.set_status("study", ProjectStatus.CLOSED)
         else:
             with suppress(ProjectClosed):
-                ledger.charge(project.id, [answered(client)])
+                charge_one(ledger, project.id, [answered(client)])
 
     at_once(6, work)
-    assert ledger.ensemble("mnist").population.reserved == ledger.project("study").cap_spent
-    assert ledger.verify("study").ok
+    assert (
+        ledger.ensembles.get("mnist").population.reserved == ledger.projects.get("study").cap_spent
+    )
+    assert ledger.verifier.verify_project("study").ok
 
 
 @pytest.mark.usefixtures("each_database_url")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.databases import SECRET_KEY, as_owner, migrated
-from support.ledgers import answered, open_ledger, open_project
+from support.ledgers import answered, charge_one, open_ledger, open_project
 from support.wording import refuses
 from terrine_server.errors import SchemaMismatch
 from terrine_server.ledger import Ledger, connect, copies
@@ -15,8 +15,8 @@ from terrine_server.ledger.migrating import schema_differences
 
 
 def exported(ledger: Ledger) -> list[object]:
-    return [list(ledger.export(name)) for name in ledger.project_names()] + [
-        list(ledger.export_log())
+    return [list(ledger.exports.export_project(name)) for name in ledger.projects.list_names()] + [
+        list(ledger.exports.export_log())
     ]
 
 
@@ -25,12 +25,14 @@ def test_a_copy_of_either_database_is_the_same_ledger(
 ) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, 8)
-    ledger.charge(project.id, [answered(i) for i in range(5)])
+    charge_one(ledger, project.id, [answered(i) for i in range(5)])
     copies.copy_to_file(connect(as_owner(each_database_url)), tmp_path / "copy")
     assert [path.name for path in tmp_path.glob("copy*")] == ["copy"]
     copy = Ledger(copies.file_engine(tmp_path / "copy"), SECRET_KEY)
     assert exported(copy) == exported(ledger)
-    assert copy.verify("study").problems == copy.verify_log().problems == []
+    assert (
+        copy.verifier.verify_project("study").problems == copy.verifier.verify_log().problems == []
+    )
     assert copies.count_entries(copies.file_engine(tmp_path / "copy"))[1:] == (5, 1)
 
 
@@ -40,17 +42,17 @@ def test_a_file_replaces_the_ledger_of_postgresql_and_ids_go_on(
 ) -> None:
     source = open_ledger(f"sqlite:///{tmp_path / 'source.sqlite'}")
     project = open_project(source, 8)
-    source.charge(project.id, [answered(i) for i in range(5)])
-    copies.copy_to_file(source._engine, tmp_path / "copy")
+    charge_one(source, project.id, [answered(i) for i in range(5)])
+    copies.copy_to_file(source._access.engine, tmp_path / "copy")
     there = open_ledger(database_url)
-    there._engine.dispose()
+    there._access.engine.dispose()
     owner = connect(as_owner(database_url))
     assert copies.replace_ledger(owner, tmp_path / "copy", "aside") == "aside"
     ledger = Ledger(connect(database_url), SECRET_KEY)
     assert exported(ledger) == exported(source)
     assert schema_differences(owner) == []
     assert open_project(ledger, 3, name="next").id == project.id + 1
-    assert ledger.verify("study").problems == []
+    assert ledger.verifier.verify_project("study").problems == []
     # What is as `terrine init` makes it is not kept.
     assert copies.has_schema(owner, "aside")
 
@@ -58,7 +60,7 @@ def test_a_file_replaces_the_ledger_of_postgresql_and_ids_go_on(
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_ledger_without_entries_is_not_kept_aside(database_url: str, tmp_path: Path) -> None:
     source = open_ledger(f"sqlite:///{tmp_path / 'source.sqlite'}")
-    copies.copy_to_file(source._engine, tmp_path / "copy")
+    copies.copy_to_file(source._access.engine, tmp_path / "copy")
     migrated(database_url).dispose()
     owner = connect(as_owner(database_url))
     assert copies.replace_ledger(owner, tmp_path / "copy", "aside") is None

@@ -16,6 +16,7 @@ from support.ledgers import (
     COUNTED,
     GNMAX,
     answered,
+    charge_one,
     counted,
     digest,
     open_ledger,
@@ -42,7 +43,7 @@ def ledger(each_database_url: str) -> Ledger:
 def project(ledger: Ledger) -> ProjectRecord:
     """Three answers with noisy counts."""
     opened = open_project(ledger, 10, COUNTED)
-    return ledger.charge(opened.id, BATCH).project
+    return charge_one(ledger, opened.id, BATCH).project
 
 
 def fresh(url: str) -> Ledger:
@@ -66,23 +67,23 @@ def test_counts_are_told_again_as_they_were(
     assert not set(PAID) & {proposal.counts for proposal in again}
     for server in (ledger, fresh(each_database_url)):
         for batch in (again, BATCH):
-            receipt = server.charge(project.id, batch)
+            receipt = charge_one(server, project.id, batch)
             assert told(receipt) == PAID
             assert [result.label for result in receipt.results] == [p.label for p in BATCH]
             assert receipt.project.spent == project.spent
-    twice = ledger.charge(project.id, [counted(4), counted(4, "drawn anew")])
+    twice = charge_one(ledger, project.id, [counted(4), counted(4, "drawn anew")])
     assert told(twice) == [counted(4).counts] * 2
     assert [result.replayed for result in twice.results] == [False, True]
-    assert [entry.counts for entry in ledger.charges("study")] == [*PAID, counted(4).counts]
-    assert ledger.verify("study").ok
+    assert [entry.counts for entry in ledger.entries.list("study")] == [*PAID, counted(4).counts]
+    assert ledger.verifier.verify_project("study").ok
 
 
 @SQLITE_BY_DAY
 def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
     project = open_project(ledger, 2, COUNTED)
-    receipt = ledger.charge(project.id, BATCH)
+    receipt = charge_one(ledger, project.id, BATCH)
     assert told(receipt) == [*PAID[:2], None]
-    assert ledger.project("study").charges == 2
+    assert ledger.projects.get("study").charges == 2
 
 
 @SQLITE_BY_DAY
@@ -90,19 +91,19 @@ def test_a_refused_query_has_no_counts(ledger: Ledger) -> None:
 def test_there_are_as_many_counts_as_classes(classes: int, each_database_url: str) -> None:
     """Negative, and beyond the teachers and beyond 32 bits."""
     ledger = open_ledger(each_database_url)
-    info = ledger.ensemble("mnist").facts.model_copy(
+    info = ledger.ensembles.get("mnist").facts.model_copy(
         update={"classes": [str(j) for j in range(classes)]}
     )
     limit = cap(20, 1e-5)
-    ledger.register_ensemble("wide", "ensembles/wide", digest("w").hex(), info, 60_000, limit)
-    project = ledger.open_project(NewProject("broad", "wide", COUNTED, terms(5, COUNTED)))
+    ledger.ensembles.register("wide", "ensembles/wide", digest("w").hex(), info, 60_000, limit)
+    project = ledger.projects.open(NewProject("broad", "wide", COUNTED, terms(5, COUNTED)))
     counts = (-(2**40), *range(-classes + 3, 1), 2**40)
     assert len(counts) == classes
     batch = [replace(counted(1), counts=counts, label=classes - 1)]
-    ledger.charge(project.id, batch)
-    assert told(ledger.charge(project.id, [counted(1)])) == [counts]
-    assert [entry.counts for entry in ledger.charges("broad")] == [counts]
-    assert ledger.verify("broad").ok
+    charge_one(ledger, project.id, batch)
+    assert told(charge_one(ledger, project.id, [counted(1)])) == [counts]
+    assert [entry.counts for entry in ledger.entries.list("broad")] == [counts]
+    assert ledger.verifier.verify_project("broad").ok
 
 
 def with_counts(counts: tuple[int, ...] | None, label: int = 3) -> Proposal:
@@ -127,8 +128,8 @@ def test_counts_that_were_not_charged_for_are_never_written(
 ) -> None:
     project = open_project(ledger, 10, mechanism)
     with refuses(ValueError, "counts"):
-        ledger.charge(project.id, [proposal])
-    assert ledger.project("study").charges == 0
+        charge_one(ledger, project.id, [proposal])
+    assert ledger.projects.get("study").charges == 0
 
 
 # ---------------------------------------------------------------------------------- edits are found
@@ -155,14 +156,14 @@ def test_counts_that_nobody_was_told_are_found_in_a_chain_that_was_made_to_fit(
 ) -> None:
     with unguarded(each_database_url) as connection:
         forge(connection, 2, **changes)
-    problems = ledger.verify("study").problems
+    problems = ledger.verifier.verify_project("study").problems
     assert any(kind(found) == "entry 2: its" for found in problems)
     with pytest.raises(LedgerCorrupted):
-        fresh(each_database_url).charge(project.id, [counted(2)])
+        charge_one(fresh(each_database_url), project.id, [counted(2)])
 
 
 def export(ledger: Ledger, file: Path) -> list[Any]:
-    lines = list(ledger.export("study"))
+    lines = list(ledger.exports.export_project("study"))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lines
 

@@ -17,6 +17,7 @@ from support.ledgers import (
     COUNTED,
     NOISY,
     answered,
+    charge_one,
     counted,
     digest,
     open_ledger,
@@ -65,20 +66,20 @@ def test_killed_at_any_step_leaves_nothing_half_written(
             batch = voted(project, queries)
         others = f"between {step}"
         [process] = in_processes(die_before, (each_database_url, project.id, batch, step, between))
-        new = {entry.query_digest for entry in ledger.charges("study", after_seq=paid)}
+        new = {entry.query_digest for entry in ledger.entries.list("study", after_seq=paid)}
         ours = len(new - {digest(others).hex()})
         written = ours == 5
         assert ours == (5 if written else 0)
         # Only the one statement of PostgreSQL is durable before SQLAlchemy tells of a commit.
         alone = what in ("alone", "counted") and not each_database_url.startswith("sqlite")
         assert alone or written == (process.exitcode == 0)
-        assert ledger.verify("study").ok
+        assert ledger.verifier.verify_project("study").ok
         # Nobody is left holding a lock: the retry goes through, and is charged once in all.
-        retry = ledger.charge(project.id, batch)
+        retry = charge_one(ledger, project.id, batch)
         assert [r.counts for r in retry.results] == [proposal.counts for proposal in batch]
         paid += len(new) - ours + 5
-        assert ledger.project("study").charges == paid
-        assert ledger.verify("study").ok
+        assert ledger.projects.get("study").charges == paid
+        assert ledger.verifier.verify_project("study").ok
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
@@ -105,8 +106,8 @@ def test_killed_at_any_moment_everything_sent_was_paid(
         for process in processes:
             process.kill()
             process.join()
-    assert ledger.verify("study").ok
-    paid = {charge.seq: charge.query_digest for charge in ledger.stream_charges("study")}
+    assert ledger.verifier.verify_project("study").ok
+    paid = {charge.seq: charge.query_digest for charge in ledger.entries.stream("study")}
     sent = [
         line.split() for file in tmp_path.glob("sent-*") for line in file.read_text().splitlines()
     ]
@@ -125,16 +126,16 @@ def test_a_lock_that_is_held_too_long_is_a_clear_error(
     with database_module.writing(connect(each_database_url)) as holder:
         holder.execute(text("UPDATE projects SET status = 'active'"))
         with pytest.raises(DatabaseUnavailable):
-            impatient.charge(project.id, [answered(1)])
-        assert impatient.project("study").charges == 0, "reading needs no lock"
-    assert impatient.charge(project.id, [answered(1)]).project.charges == 1
+            charge_one(impatient, project.id, [answered(1)])
+        assert impatient.projects.get("study").charges == 0, "reading needs no lock"
+    assert charge_one(impatient, project.id, [answered(1)]).project.charges == 1
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 def test_connections_cut_by_the_server_are_replaced(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=10)
-    ledger.charge(project.id, [answered(1)])
+    charge_one(ledger, project.id, [answered(1)])
     with connect(each_database_url).connect() as connection:
         connection.execute(
             text(
@@ -142,7 +143,7 @@ def test_connections_cut_by_the_server_are_replaced(each_database_url: str) -> N
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         )
-    assert ledger.charge(project.id, [answered(2)]).project.charges == 2
+    assert charge_one(ledger, project.id, [answered(2)]).project.charges == 2
 
 
 @pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
@@ -156,10 +157,10 @@ def test_a_database_that_was_read_only_is_written_to_again(each_database_url: st
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
         connection.commit()
         with pytest.raises(DatabaseUnavailable):
-            late.charge(project.id, [answered(1)])
+            charge_one(late, project.id, [answered(1)])
         connection.execute(text(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
         connection.commit()
-    assert late.charge(project.id, [answered(1)]).project.charges == 1
+    assert charge_one(late, project.id, [answered(1)]).project.charges == 1
 
 
 def test_an_unreachable_server_is_a_clear_error() -> None:
@@ -167,7 +168,7 @@ def test_an_unreachable_server_is_a_clear_error() -> None:
         connect("postgresql://nobody@127.0.0.1:1/terrine", password="secret"), SECRET_KEY
     )
     with pytest.raises(DatabaseUnavailable) as refusal:
-        ledger.charge(1, [answered(1)])
+        charge_one(ledger, 1, [answered(1)])
     assert "secret" not in str(refusal.value)
     assert "127.0.0.1" in str(refusal.value)
     assert "127.0.0.1" not in refusal.value.detail, "whoever asks need not know where it runs"
@@ -182,27 +183,27 @@ def test_a_removed_file_is_never_written_to(file: Path) -> None:
     """Writing on to a file that no name leads to would be paying into the void."""
     ledger = open_ledger(f"sqlite:///{file}")
     project = open_project(ledger, queries=10)
-    ledger.charge(project.id, [answered(1)])
+    charge_one(ledger, project.id, [answered(1)])
     file.unlink()
     with pytest.raises(DatabaseUnavailable):
-        ledger.charge(project.id, [answered(2)])
+        charge_one(ledger, project.id, [answered(2)])
     with pytest.raises(DatabaseUnavailable):
-        ledger.charge(project.id, [answered(2)])
+        charge_one(ledger, project.id, [answered(2)])
     assert not file.exists()
 
 
 def test_a_replaced_file_is_never_mixed_with_the_old_one(file: Path, tmp_path: Path) -> None:
     ledger = open_ledger(f"sqlite:///{file}")
     project = open_project(ledger, queries=10)
-    ledger.charge(project.id, [answered(1)])
+    charge_one(ledger, project.id, [answered(1)])
     with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / "backup") as target:
         source.backup(target)
     shutil.move(tmp_path / "backup", file)
     with pytest.raises(DatabaseUnavailable):
-        ledger.charge(project.id, [answered(2)])
+        charge_one(ledger, project.id, [answered(2)])
 
 
 def test_a_file_that_is_no_database_is_a_clear_error(file: Path) -> None:
     file.write_bytes(b"this is not a database " * 100)
     with pytest.raises(DatabaseUnavailable):
-        Ledger(connect(f"sqlite:///{file}"), SECRET_KEY).ensembles()
+        Ledger(connect(f"sqlite:///{file}"), SECRET_KEY).ensembles.list()

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import answered, open_ledger, open_project
+from support.ledgers import answered, charge_one, open_ledger, open_project
 from support.wording import holds, refuses, says
 from terrine_server.errors import LedgerCorrupted, SchemaMismatch
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
@@ -25,7 +25,7 @@ POSTGRES = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect
 @pytest.fixture
 def engine(each_database_url: str) -> Iterator[Engine]:
     ledger = open_ledger(each_database_url)
-    ledger.charge(open_project(ledger, 5).id, [answered(1)])
+    charge_one(ledger, open_project(ledger, 5).id, [answered(1)])
     engine = connect(as_owner(each_database_url))
     yield engine
     engine.dispose()

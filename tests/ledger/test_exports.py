@@ -13,6 +13,7 @@ from support.ledgers import (
     CONFIDENT,
     abstained,
     answered,
+    charge_one,
     open_ledger,
     open_project,
 )
@@ -20,7 +21,8 @@ from support.wording import holds
 from terrine_protocol import ProjectStatus
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.verifying import ArchiveError, verify_export
+from terrine_server.ledger.exports import ArchiveError
+from terrine_server.ledger.verifying import verify_export
 
 ENTRIES = 6
 
@@ -32,10 +34,10 @@ def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "200")
     ledger = open_ledger(database_url)
     project = open_project(ledger, 20, CONFIDENT)
-    ledger.charge(
-        project.id, [abstained(i) if i % 3 == 1 else answered(i, i) for i in range(ENTRIES)]
+    charge_one(
+        ledger, project.id, [abstained(i) if i % 3 == 1 else answered(i, i) for i in range(ENTRIES)]
     )
-    ledger.set_status("study", ProjectStatus.CLOSED)
+    ledger.projects.set_status("study", ProjectStatus.CLOSED)
     return ledger
 
 
@@ -53,7 +55,7 @@ def terrine(*arguments: str | Path) -> Result:
 def test_an_archived_project_outlives_its_database(
     export: Path, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = ledger.project("study").head
+    head = ledger.projects.get("study").head
     monkeypatch.setenv("TERRINE_DATABASE_URL", f"sqlite:///{tmp_path / 'nowhere.sqlite'}")
     verified = terrine("verify", "--file", export)
     assert verified.exit_code == 0, verified.output
@@ -71,10 +73,10 @@ def test_an_export_is_of_one_moment_though_charges_are_made_meanwhile(
 ) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, 20, CONFIDENT)
-    ledger.charge(project.id, [answered(1), answered(2)])
-    lines = ledger.export("study")
+    charge_one(ledger, project.id, [answered(1), answered(2)])
+    lines = ledger.exports.export_project("study")
     begun = [next(lines)]
-    ledger.charge(project.id, [answered(3)])
+    charge_one(ledger, project.id, [answered(3)])
     assert first_finding(tmp_path / "study.json", [*begun, *lines]) == ""
 
 

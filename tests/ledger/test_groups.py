@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ledgers import CONFIDENT, abstained, answered, open_ledger, open_project
+from support.ledgers import CONFIDENT, abstained, answered, charge_one, open_ledger, open_project
 from support.wording import holds
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import (
@@ -30,8 +30,8 @@ def numbers(fate: ChargedBatch | ServiceError) -> list[int | None]:
 
 def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger) -> None:
     project = open_project(ledger, queries=2)
-    ledger.charge(project.id, [answered("before")])
-    fates = ledger.charge_group(
+    charge_one(ledger, project.id, [answered("before")])
+    fates = ledger.charging.charge(
         project.id, [[], [answered("before")], [answered(2)], [answered(3)], [answered("before")]]
     )
     assert list(map(type, fates)) == [
@@ -42,15 +42,15 @@ def test_what_is_wrong_with_one_request_does_not_touch_the_others(ledger: Ledger
         ChargedBatch,
     ]
     assert numbers(fates[2]) == [2]
-    assert ledger.project("study").charges == 2
+    assert ledger.projects.get("study").charges == 2
 
 
 def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
     """Also what requests of its own group have spent, which came first."""
     project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered("before")])
-    _, grouped = ledger.charge_group(project.id, [[answered(0), answered(1)], [answered(2)]])
-    (alone,) = ledger.charge_group(project.id, [[answered(3)]])
+    charge_one(ledger, project.id, [answered("before")])
+    _, grouped = ledger.charging.charge(project.id, [[answered(0), answered(1)], [answered(2)]])
+    (alone,) = ledger.charging.charge(project.id, [[answered(3)]])
     for refused in (grouped, alone):
         assert isinstance(refused, BudgetExhausted)
         assert refused.extras == {"spent": project.terms.budget, "budget": project.terms.budget}
@@ -59,9 +59,9 @@ def test_a_refusal_says_what_is_spent_of_which_budget(ledger: Ledger) -> None:
 
 def test_what_concerns_the_project_concerns_all_of_them(ledger: Ledger) -> None:
     project = open_project(ledger, queries=5)
-    ledger.set_status("study", ProjectStatus.PAUSED)
+    ledger.projects.set_status("study", ProjectStatus.PAUSED)
     with pytest.raises(ProjectPaused):
-        ledger.charge_group(project.id, [[answered(0)], [answered(1)]])
+        ledger.charging.charge(project.id, [[answered(0)], [answered(1)]])
 
 
 def proposal(query: int, kind: int) -> Proposal:
@@ -95,12 +95,12 @@ def test_grouping_changes_nothing(
         return list(fate.results) if isinstance(fate, ChargedBatch) else type(fate)
 
     alone, grouped = books("alone"), books("grouped")
-    one_by_one = [alone[0].charge_group(alone[1], [request])[0] for request in requests]
+    one_by_one = [alone[0].charging.charge(alone[1], [request])[0] for request in requests]
     in_groups = [
         fate
         for part in (requests[:cut], requests[cut:])
-        for fate in grouped[0].charge_group(grouped[1], part)
+        for fate in grouped[0].charging.charge(grouped[1], part)
     ]
     assert list(map(comparable, one_by_one)) == list(map(comparable, in_groups))
-    assert alone[0].project("study").account == grouped[0].project("study").account
-    assert grouped[0].verify("study").ok
+    assert alone[0].projects.get("study").account == grouped[0].projects.get("study").account
+    assert grouped[0].verifier.verify_project("study").ok

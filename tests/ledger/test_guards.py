@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, select, text, update
 
 from support.forgeries import kind, rebuild, rows_of
-from support.ledgers import answered, open_project, unguarded
+from support.ledgers import answered, charge_one, open_project, unguarded
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, rows, verifying
 from terrine_server.ledger.chain import canonical_json, genesis
@@ -48,13 +48,13 @@ def test_more_reserved_than_the_cap_is_found_though_all_else_agrees(
     ledger: Ledger, database_url: str, budget: str, reserved: str, cap: str
 ) -> None:
     open_project(ledger, 5)
-    most = getattr(ledger.ensemble("mnist").population, cap)
+    most = getattr(ledger.ensembles.get("mnist").population, cap)
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most})
-    assert ledger.verify("study").ok, "all of the cap may be reserved"
+    assert ledger.verifier.verify_project("study").ok, "all of the cap may be reserved"
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most + 1})
-    (found,) = ledger.verify("study").problems
+    (found,) = ledger.verifier.verify_project("study").problems
     assert kind(found) == f"population mnist: {reserved}"
 
 
@@ -66,14 +66,14 @@ def test_more_spent_than_the_budget_is_found_though_all_else_agrees(
     ledger: Ledger, database_url: str, spent: str, budget: str
 ) -> None:
     project = open_project(ledger, 5)
-    after = ledger.charge(project.id, [answered(query) for query in range(5)]).project
+    after = charge_one(ledger, project.id, [answered(query) for query in range(5)]).project
     most = getattr(after, spent)
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most})
-    assert ledger.verify("study").ok, "all of the budget may be spent"
+    assert ledger.verifier.verify_project("study").ok, "all of the budget may be spent"
     with unguarded(database_url) as connection:
         reopened(connection, **{budget: most - 1})
-    (found,) = ledger.verify("study").problems
+    (found,) = ledger.verifier.verify_project("study").problems
     assert kind(found) == f"balance: {spent}"
     assert {str(most), str(most - 1)} <= set(found.split()), "what is spent, and of what"
 
@@ -84,7 +84,7 @@ def test_an_account_that_no_reader_accepts_is_not_intact_though_no_hash_covers_i
     open_project(ledger, 5)
     with unguarded(database_url) as connection:
         connection.execute(text("UPDATE ensembles SET registered_at = 'yesterday'"))
-    found = ledger.verify("study")
+    found = ledger.verifier.verify_project("study")
     assert not found.ok
     assert found.problems[0].startswith("account: ")
 
@@ -96,15 +96,15 @@ def test_an_instant_of_a_year_that_utc_does_not_have_is_refused_as_damaged(
         edit = "UPDATE ensembles SET registered_at = '0001-01-01T00:00:00+23:59'"
         connection.execute(text(edit))
     with pytest.raises(LedgerCorrupted):
-        ledger.ensembles()
+        ledger.ensembles.list()
 
 
 def test_an_account_is_the_same_however_often_what_was_counted_is_added_up(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger.charge(open_project(ledger, 9).id, [answered(i, i) for i in range(9)])
+    charge_one(ledger, open_project(ledger, 9).id, [answered(i, i) for i in range(9)])
     monkeypatch.setattr(verifying, "_MAX_KINDS", 2)
-    assert ledger.verify("study").problems == []
+    assert ledger.verifier.verify_project("study").problems == []
 
 
 def test_what_is_no_whole_number_counts_as_none() -> None:

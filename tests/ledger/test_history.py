@@ -19,6 +19,7 @@ from support.ledgers import (
     CONFIDENT,
     abstained,
     answered,
+    charge_one,
     open_ledger,
     open_project,
     open_published,
@@ -35,11 +36,11 @@ from terrine_server.ledger import Ledger, connect, history
 def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: str) -> None:
     ledger = open_ledger(database_url)
     project = open_project(ledger, 300, CONFIDENT)
-    assert ledger.history("study").reached == ()
+    assert ledger.entries.history("study").reached == ()
     entries = [abstained(k) if k % 3 else answered(k) for k in range(130)]
     for start in range(0, 130, 26):
-        ledger.charge(project.id, entries[start : start + 26])
-    shown, charged = ledger.history("study"), ledger.charges("study", limit=1000)
+        charge_one(ledger, project.id, entries[start : start + 26])
+    shown, charged = ledger.entries.history("study"), ledger.entries.list("study", limit=1000)
     spent = {0: 0}
     for entry in charged:
         spent[entry.seq] = spent[entry.seq - 1] + entry.cost
@@ -52,7 +53,7 @@ def test_a_history_follows_from_its_entries_and_from_nothing_else(database_url: 
     with unguarded(database_url) as connection:
         connection.execute(text("UPDATE charges SET cost = cost - 1 WHERE seq = 1"))
     with pytest.raises(LedgerCorrupted):
-        open_again(database_url).history("study")
+        open_again(database_url).entries.history("study")
 
 
 def test_a_history_has_few_points_and_ends_at_the_account(
@@ -64,12 +65,14 @@ def test_a_history_has_few_points_and_ends_at_the_account(
     done = 0
     for more in (1, 2, 13, 1, 50, 64, 70, 3):
         entries = range(done, done + more)
-        ledger.charge(project.id, [abstained(k) if k % 3 else answered(k) for k in entries])
+        charge_one(ledger, project.id, [abstained(k) if k % 3 else answered(k) for k in entries])
         done += more
-        shown = ledger.history("study")
+        shown = ledger.entries.history("study")
         assert shown.reached[-1].seq == done
         assert len(shown.reached) <= 4
-        assert open_again(database_url).history("study") == shown, "as if all were summed now"
+        assert open_again(database_url).entries.history("study") == shown, (
+            "as if all were summed now"
+        )
     assert len(shown.reached) > 2
 
 
@@ -77,16 +80,16 @@ def test_a_second_view_of_a_history_reads_only_what_came_since(tmp_path: Path) -
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     ledger = open_ledger(url, epsilon=100.0)
     project = open_project(ledger, 1100, CONFIDENT)
-    ledger.charge(project.id, [answered(k) for k in range(1000)])
+    charge_one(ledger, project.id, [answered(k) for k in range(1000)])
     with counted_instructions() as counted:
-        first, at_first = ledger.history("study"), counted()
-        assert ledger.history("study") == first
+        first, at_first = ledger.entries.history("study"), counted()
+        assert ledger.entries.history("study") == first
         again = counted()
-        ledger.charge(project.id, [answered(k) for k in range(1000, 1010)])
+        charge_one(ledger, project.id, [answered(k) for k in range(1000, 1010)])
         counted()
-        assert ledger.history("study").outcomes == {Outcome.ANSWERED: 1010}
+        assert ledger.entries.history("study").outcomes == {Outcome.ANSWERED: 1010}
         after_ten = counted()
-        open_again(url).history("study")
+        open_again(url).entries.history("study")
         elsewhere = counted()
     assert again < at_first / 20
     assert after_ten < at_first / 10
@@ -97,14 +100,14 @@ def test_what_is_remembered_is_of_the_ledger_that_is_there(database_url: str) ->
     ledger = open_ledger(database_url)
     project = open_project(ledger, 300, CONFIDENT)
     for start in (0, 10):
-        ledger.charge(project.id, [answered(k) for k in range(start, start + 10)])
+        charge_one(ledger, project.id, [answered(k) for k in range(start, start + 10)])
         if start == 0:
-            assert ledger.history("study").outcomes == {Outcome.ANSWERED: 10}
+            assert ledger.entries.history("study").outcomes == {Outcome.ANSWERED: 10}
     with unguarded(database_url) as connection:
         other = "UPDATE charges SET cost = cost - 1, hash = :hash WHERE seq = 10"
         connection.execute(text(other), {"hash": bytes(32)})
     with pytest.raises(LedgerCorrupted):
-        ledger.history("study")
+        ledger.entries.history("study")
 
 
 @contextmanager
@@ -146,11 +149,11 @@ def test_filters_find_what_reading_everything_finds(
     for start in range(0, 200, 4):
         # Servers whose clocks differ by half a minute take turns.
         at = now + timedelta(minutes=start, seconds=30 * (start % 8 == 0) * (start + 1))
-        monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda at=at: at)
+        monkeypatch.setattr("terrine_server.ledger.database.now", lambda at=at: at)
         rare = range(start, start + 4)
         kinds = [answered(k) if k in (7, 90, 91, 180) else abstained(k) for k in rare]
-        ledger.charge(project.id, kinds)
-    everything = ledger.charges("study", limit=1000)
+        charge_one(ledger, project.id, kinds)
+    everything = ledger.entries.list("study", limit=1000)
     assert [e.created_at for e in everything] != sorted(e.created_at for e in everything)
     outcomes: list[Outcome | None] = [None, *Outcome]
     days = [None, *(now + timedelta(minutes=m) for m in (-5, 0, 43, 90, 91, 1000))]
@@ -163,7 +166,7 @@ def test_filters_find_what_reading_everything_finds(
             and (since is None or e.created_at >= since)
             and (until is None or e.created_at < until)
         ]
-        found = ledger.charges(
+        found = ledger.entries.list(
             "study", after, limit, outcome, since, until, before_seq=before, newest=newest
         )
         assert [e.seq for e in found] == (expected[::-1] if newest else expected)[:limit]
@@ -175,11 +178,11 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     project = open_published(ledger)
     assert terms.schedule is not None
     first, each = terms.schedule.counts[0], terms.worst.cost
-    ledger.charge(project.id, voted(project, range(first - 5)))
-    assert ledger.history("study").reached[-1].seq == first - 5
-    ledger.charge(project.id, voted(project, range(first - 5, first)))
-    ledger.charge(project.id, voted(project, range(first, first + 40)))
-    now, found = ledger.project("study"), ledger.history("study")
+    charge_one(ledger, project.id, voted(project, range(first - 5)))
+    assert ledger.entries.history("study").reached[-1].seq == first - 5
+    charge_one(ledger, project.id, voted(project, range(first - 5, first)))
+    charge_one(ledger, project.id, voted(project, range(first, first + 40)))
+    now, found = ledger.projects.get("study"), ledger.entries.history("study")
     (published,) = now.published
     spent = {reached.seq: reached.spent for reached in found.reached}
     assert published.seq == first + 1
@@ -187,4 +190,4 @@ def test_a_published_figure_replaces_what_its_queries_had_cost(database_url: str
     figure = published.figure + terms.schedule.price.cost
     assert spent[now.charges] == figure + 40 * each == now.spent
     assert sum(day.get(Outcome.PUBLISHED, 0) for day in found.days.values()) == 1
-    assert open_again(database_url).history("study") == found
+    assert open_again(database_url).entries.history("study") == found

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 import terrine_server
 from support.databases import SECRET_KEY, as_owner
-from support.ledgers import answered, digest, open_ledger, open_project, register
+from support.ledgers import answered, charge_one, digest, open_ledger, open_project, register
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewToken, check_writable, connect
@@ -51,13 +51,13 @@ def run(engine: Engine, statements: list[str]) -> None:
 @pytest.fixture
 def ledger(each_database_url: str) -> Ledger:
     ledger = open_ledger(each_database_url)
-    ledger.charge(open_project(ledger, 20).id, [answered(1)])
+    charge_one(ledger, open_project(ledger, 20).id, [answered(1)])
     student(ledger, "t1")
     return ledger
 
 
 def student(ledger: Ledger, id: str) -> None:
-    ledger.create_token(
+    ledger.tokens.create(
         NewToken(
             id=id,
             hash=digest(id),
@@ -73,12 +73,16 @@ ACTS: dict[tuple[str, str], Callable[[Ledger], object]] = {
     ("projects", "INSERT"): lambda ledger: open_project(ledger, 3, name="other"),
     ("ensembles", "INSERT"): lambda ledger: register(ledger, "other"),
     ("tokens", "INSERT"): lambda ledger: student(ledger, "t2"),
-    ("tokens", "UPDATE"): lambda ledger: ledger.revoke_token("t2"),
+    ("tokens", "UPDATE"): lambda ledger: ledger.tokens.revoke("t2"),
     ("administrative_log", "INSERT"): lambda ledger: student(ledger, "t3"),
     ("log_head", "UPDATE"): lambda ledger: student(ledger, "t4"),
-    ("projects", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.PAUSED),
+    ("projects", "UPDATE"): lambda ledger: ledger.projects.set_status(
+        "study", ProjectStatus.PAUSED
+    ),
     ("populations", "INSERT"): lambda ledger: register(ledger, "third"),
-    ("populations", "UPDATE"): lambda ledger: ledger.set_status("study", ProjectStatus.CLOSED),
+    ("populations", "UPDATE"): lambda ledger: ledger.projects.set_status(
+        "study", ProjectStatus.CLOSED
+    ),
 }
 """Each can be done after those before it."""
 
@@ -88,16 +92,16 @@ def test_an_act_that_is_ignored_fails_and_changes_nothing(
 ) -> None:
     engine = connect(as_owner(each_database_url))
     for (table, command), act in ACTS.items():
-        entries = ledger.verify_log().entries
+        entries = ledger.verifier.verify_log().entries
         ignore(engine, table, command)
         with pytest.raises(DatabaseUnavailable):
             act(ledger)
         heed(engine, table)
-        assert ledger.verify("study").ok, (table, command)
-        assert ledger.verify_log().ok, (table, command)
-        assert ledger.verify_log().entries == entries, (table, command)
+        assert ledger.verifier.verify_project("study").ok, (table, command)
+        assert ledger.verifier.verify_log().ok, (table, command)
+        assert ledger.verifier.verify_log().entries == entries, (table, command)
         act(ledger)
-        assert ledger.verify_log().entries > entries, (table, command)
+        assert ledger.verifier.verify_log().entries > entries, (table, command)
     engine.dispose()
 
 
@@ -112,15 +116,15 @@ def test_nothing_is_told_whose_charge_is_ignored(
     """The answer would be out, and its charge not on record."""
     engine = connect(as_owner(each_database_url))
     for queries in (1, 2):
-        before = ledger.project("study")
+        before = ledger.projects.get("study")
         batch = [answered(f"new {queries} {number}") for number in range(queries)]
         ignore(engine, table, command)
         with pytest.raises(LedgerCorrupted):
-            ledger.charge_group(PROJECT, [batch], payers=["t1"])
+            ledger.charging.charge(PROJECT, [batch], payers=["t1"])
         heed(engine, table)
-        assert ledger.project("study") == before
-        assert ledger.verify("study").ok
-        (receipt,) = ledger.charge_group(PROJECT, [batch], payers=["t1"])
+        assert ledger.projects.get("study") == before
+        assert ledger.verifier.verify_project("study").ok
+        (receipt,) = ledger.charging.charge(PROJECT, [batch], payers=["t1"])
         assert not isinstance(receipt, Exception)
         assert receipt.project.charges == before.charges + queries
     engine.dispose()
@@ -139,9 +143,9 @@ def test_a_pause_that_a_trigger_undoes_is_an_error(ledger: Ledger, each_database
         ],
     )
     with pytest.raises(LedgerCorrupted):
-        ledger.set_status("study", ProjectStatus.PAUSED)
+        ledger.projects.set_status("study", ProjectStatus.PAUSED)
     heed(engine, "projects")
-    assert ledger.project("study").status is ProjectStatus.ACTIVE
+    assert ledger.projects.get("study").status is ProjectStatus.ACTIVE
     engine.dispose()
 
 
@@ -154,11 +158,11 @@ def test_a_rule_that_does_nothing_instead_is_an_error(
         command = "UPDATE" if table == "projects" else "INSERT"
         run(engine, [f"CREATE RULE deaf AS ON {command} TO {table} DO INSTEAD NOTHING"])
         with pytest.raises(DatabaseUnavailable):
-            ledger.charge(PROJECT, [answered("new")])
+            charge_one(ledger, PROJECT, [answered("new")])
         run(engine, [f"DROP RULE deaf ON {table}"])
     run(engine, ["CREATE RULE deaf AS ON UPDATE TO projects DO INSTEAD NOTHING"])
     with pytest.raises(DatabaseUnavailable):
-        ledger.set_status("study", ProjectStatus.PAUSED)
+        ledger.projects.set_status("study", ProjectStatus.PAUSED)
     engine.dispose()
 
 

@@ -39,15 +39,15 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 @pytest.mark.parametrize("name", sorted(KEPT["projects"]))
 def test_every_project_verifies_and_is_exported_as_it_was(ledger: Ledger, name: str) -> None:
-    found = ledger.verify(name)
+    found = ledger.verifier.verify_project(name)
     assert (found.problems, found.head) == ([], KEPT["projects"][name]["head"])
-    assert lasting(ledger.export(name)) == lasting(KEPT["projects"][name]["export"])
+    assert lasting(ledger.exports.export_project(name)) == lasting(KEPT["projects"][name]["export"])
 
 
 def test_the_log_verifies_and_is_exported_as_it_was(ledger: Ledger) -> None:
-    ledger.check_sealed()
-    assert ledger.verify_log().problems == []
-    _, *entries = lasting(ledger.export_log())
+    ledger.log.check_sealed()
+    assert ledger.verifier.verify_log().problems == []
+    _, *entries = lasting(ledger.exports.export_log())
     _, *kept = lasting(KEPT["log"])
     assert entries[: len(kept)] == kept
     since = [(entry["action"], entry["subject"]) for entry in entries[len(kept) :]]
@@ -58,7 +58,7 @@ def test_the_log_verifies_and_is_exported_as_it_was(ledger: Ledger) -> None:
 
 def test_each_cap_of_then_is_one_of_a_population(ledger: Ledger) -> None:
     """Nobody can say today whether the people of three ensembles were the same."""
-    found = {each.name: each.population for each in ledger.ensembles()}
+    found = {each.name: each.population for each in ledger.ensembles.list()}
     assert {name: each.name for name, each in found.items()} == {name: name for name in found}
     registered = [
         each["detail"] for each in KEPT["log"] if each.get("action") == "ensemble-registered"

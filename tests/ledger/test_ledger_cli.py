@@ -16,6 +16,7 @@ from support.ledgers import (
     GNMAX,
     abstained,
     answered,
+    charge_one,
     open_ledger,
     open_project,
     register,
@@ -35,9 +36,9 @@ def ledger(database_url: str, secret_key: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "200")
     ledger = open_ledger(database_url)
     study = open_project(ledger, 10, CONFIDENT)
-    ledger.charge(study.id, [abstained(0), *[answered(i, i) for i in range(1, 5)]])
+    charge_one(ledger, study.id, [abstained(0), *[answered(i, i) for i in range(1, 5)]])
     other = open_project(ledger, 10, GNMAX, name="other")
-    ledger.charge(other.id, [answered(1), answered(2)])
+    charge_one(ledger, other.id, [answered(1), answered(2)])
     return ledger
 
 
@@ -56,7 +57,7 @@ def test_names_of_classes_do_not_act_on_the_terminal_that_shows_the_ledger(
     names = ["a\x1b]0;owned\x07", "d\n| forged row |", "b\u202ec", *FACTS.classes[3:]]
     register(ledger, "old", facts=FACTS.model_copy(update={"classes": names}))
     project = open_project(ledger, 10, GNMAX, name="of-old", ensemble="old")
-    ledger.charge(project.id, [answered(i, i) for i in range(3)])
+    charge_one(ledger, project.id, [answered(i, i) for i in range(3)])
     shown = terrine("show", "of-old").output
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
     assert {"a<U+001B>]0;owned<U+0007>", "d<U+000A>|", "b<U+202E>c"} <= set(shown.split())
@@ -66,11 +67,11 @@ def test_names_of_classes_do_not_act_on_the_terminal_that_shows_the_ledger(
 
 def test_show_gives_a_project_and_its_last_entries(ledger: Ledger) -> None:
     shown = terrine("show", "study", "--last", "2").output
-    assert ledger.project("study").head in shown
+    assert ledger.projects.get("study").head in shown
     entries = [line for line in shown.splitlines() if "answered" in line]
     assert [line.split("│")[1].strip() for line in entries] == ["4", "5"]
     account = json.loads(as_json("show", "study", "--last", "2"))
-    assert account["head"] == ledger.project("study").head
+    assert account["head"] == ledger.projects.get("study").head
     holds(shown, "log", "checkpoint")
     assert account["log"] is None
     assert [entry["seq"] for entry in account["last_charges"]] == [4, 5]
@@ -81,7 +82,7 @@ def test_verify_prints_the_head_and_succeeds(ledger: Ledger) -> None:
     assert result.exit_code == 0
     for name in ("study", "other"):
         holds(result.output, name, "intact")
-        assert ledger.project(name).head in result.output
+        assert ledger.projects.get(name).head in result.output
 
 
 def test_verify_fails_on_any_finding(ledger: Ledger, database_url: str) -> None:

@@ -24,7 +24,18 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, event
 
 from support.databases import SECRET_KEY, Copies, migrated
-from support.ledgers import CONFIDENT, FACTS, RECORDS, Answer, Book, Books, Refused, digest, terms
+from support.ledgers import (
+    CONFIDENT,
+    FACTS,
+    RECORDS,
+    Answer,
+    Book,
+    Books,
+    Refused,
+    charge_one,
+    digest,
+    terms,
+)
 from support.servers import policy_of, publisher
 from terrine_protocol import ProjectStatus
 from terrine_server import errors
@@ -134,7 +145,7 @@ class LedgerMachine(RuleBasedStateMachine):
         found = next((each for each in self.state.populations if each.name == population), None)
         sound = disjoint and wanted is CAP if found is None else not disjoint and wanted != ANOTHER
         try:
-            made = self.ledger.register_ensemble(
+            made = self.ledger.ensembles.register(
                 name,
                 f"ensembles/{name}",
                 digest(name).hex(),
@@ -176,7 +187,7 @@ class LedgerMachine(RuleBasedStateMachine):
         prices = {str(o): (p.cost, p.cap_cost) for o, p in agreed.prices.items()}
         opened = self.both(
             lambda: people.books.open(name, Book(agreed.budget, prices, agreed.cap_budget)),
-            lambda: self.ledger.open_project(NewProject(name, ensemble, CONFIDENT, agreed)),
+            lambda: self.ledger.projects.open(NewProject(name, ensemble, CONFIDENT, agreed)),
         )
         if opened:
             self.state.hashes[name] = []
@@ -211,7 +222,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.a_project(number)
         self.both(
             lambda: self.books_of(name).set_status(name, status),
-            lambda: self.ledger.set_status(name, ProjectStatus(status)),
+            lambda: self.ledger.projects.set_status(name, ProjectStatus(status)),
         )
 
     @precondition(lambda self: self.kept is None and any(self.state.hashes.values()))
@@ -230,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.copies.restore(self.kept[0])
         self.state = deepcopy(self.kept[1])
         self.ledger = self.connected()
-        size = size_of(self.ledger.checkpoint())
+        size = size_of(self.ledger.tree.checkpoint())
         for note, holds in self.checkpoints.items():
             self.checkpoints[note] = holds and size_of(note) <= size
         self.compare_with_checkpoints()
@@ -238,7 +249,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         publisher(self.ledger).round()
-        note = self.ledger.checkpoint()
+        note = self.ledger.tree.checkpoint()
         assert note is not None
         self.checkpoints[note] = True
 
@@ -246,10 +257,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def compare_with_checkpoints(self) -> None:
         """A checkpoint holds exactly as long as the entries that it was made of are there."""
-        found = self.ledger.check_tree(policy_of(), {note: note for note in self.checkpoints})
+        found = self.ledger.tree.check(policy_of(), {note: note for note in self.checkpoints})
         assert found.ok == all(self.checkpoints.values()), found.problems
         for note, holds in self.checkpoints.items():
-            assert self.ledger.check_tree(policy_of(), {"kept": note}).ok == holds, note
+            assert self.ledger.tree.check(policy_of(), {"kept": note}).ok == holds, note
 
     @invariant()
     def the_books_are_those_of_the_reference(self) -> None:
@@ -257,7 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for people in self.state.populations:
             taken = 0
             for name, book in people.books.projects.items():
-                project = self.ledger.project(name)
+                project = self.ledger.projects.get(name)
                 said = (project.spent, project.cap_spent, project.charges, str(project.status))
                 assert said == (book.total(0), book.total(1), len(book.paid), book.status)
                 assert project.spent <= project.terms.budget
@@ -266,14 +277,14 @@ class LedgerMachine(RuleBasedStateMachine):
                 taken += project.cap_spent if closed else project.terms.cap_budget
             assert taken == people.books.reserved <= CAP.budget
             for ensemble in people.ensembles:
-                found = self.ledger.ensemble(ensemble).population
+                found = self.ledger.ensembles.get(ensemble).population
                 assert (found.reserved, found.cap) == (taken, CAP.budget)
 
     def teardown(self) -> None:
         for name in self.state.hashes:
-            found = self.ledger.verify(name)
+            found = self.ledger.verifier.verify_project(name)
             assert found.ok, found.problems
-        assert self.ledger.verify_log().problems == []
+        assert self.ledger.verifier.verify_log().problems == []
         self.engine.dispose()
         if self.kept:
             self.copies.drop(self.kept[0])
@@ -288,8 +299,8 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             for query, outcome in batch
         ]
-        project = self.ledger.project(name).id
-        receipt = self.ledger.charge(project, proposals)
+        project = self.ledger.projects.get(name).id
+        receipt = charge_one(self.ledger, project, proposals)
         return [
             None if result.seq is None else (result.seq, str(result.outcome))
             for result in receipt.results
@@ -297,7 +308,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def note_hashes(self, name: str) -> None:
         known = self.state.hashes[name]
-        known += [entry.hash for entry in self.ledger.charges(name, after_seq=len(known))]
+        known += [entry.hash for entry in self.ledger.entries.list(name, after_seq=len(known))]
 
 
 # A PostgreSQL database takes a tenth of a second to copy.

@@ -9,6 +9,7 @@ import pytest
 from support.clients import Caller
 from support.ledgers import (
     answered,
+    charge_one,
     open_ledger,
     open_project,
     open_published,
@@ -26,7 +27,7 @@ ANNE, BEN, CLAIRE = "a" * 16, "b" * 16, "c" * 16
 def test_each_request_of_a_group_pays_for_what_it_asked_first(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     study = open_project(ledger, queries=6)
-    ledger.charge_group(
+    ledger.charging.charge(
         study.id,
         [
             [answered(0), answered(1), answered(0)],
@@ -35,18 +36,18 @@ def test_each_request_of_a_group_pays_for_what_it_asked_first(each_database_url:
         ],
         payers=[ANNE, BEN, CLAIRE],
     )
-    ledger.charge_group(study.id, [[answered(2), answered(4)]], payers=[BEN])
-    ledger.charge(study.id, [answered(5)])
-    ledger.charge_group(study.id, [[answered("more")], [answered(0)]], payers=[ANNE, BEN])
-    assert ledger.payers("study", range(1, 9)) == {
+    ledger.charging.charge(study.id, [[answered(2), answered(4)]], payers=[BEN])
+    charge_one(ledger, study.id, [answered(5)])
+    ledger.charging.charge(study.id, [[answered("more")], [answered(0)]], payers=[ANNE, BEN])
+    assert ledger.entries.payers("study", range(1, 9)) == {
         1: ANNE,
         2: ANNE,
         3: CLAIRE,
         4: CLAIRE,
         5: BEN,
     }, "a replay pays nothing, nor does what was refused"
-    assert ledger.verify("study").ok
-    assert ledger.verify_log().ok
+    assert ledger.verifier.verify_project("study").ok
+    assert ledger.verifier.verify_log().ok
 
 
 def test_a_figure_that_is_published_meanwhile_is_within_a_payment(each_database_url: str) -> None:
@@ -54,17 +55,17 @@ def test_a_figure_that_is_published_meanwhile_is_within_a_payment(each_database_
     secret, schedule = open_published(ledger), published_terms().schedule
     assert schedule is not None
     first = schedule.counts[0]
-    ledger.charge_group(secret.id, [voted(secret, range(first + 1))], payers=[ANNE])
-    ledger.charge_group(secret.id, [voted(secret, ["later"])], payers=[BEN])
-    last = ledger.project("study").charges
+    ledger.charging.charge(secret.id, [voted(secret, range(first + 1))], payers=[ANNE])
+    ledger.charging.charge(secret.id, [voted(secret, ["later"])], payers=[BEN])
+    last = ledger.projects.get("study").charges
     assert last == first + 3
-    assert ledger.payers("study", [1, first, last - 1, last]) == {
+    assert ledger.entries.payers("study", [1, first, last - 1, last]) == {
         1: ANNE,
         first: ANNE,
         last - 1: ANNE,
         last: BEN,
     }
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 class Asked:

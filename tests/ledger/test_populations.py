@@ -14,6 +14,7 @@ from support.ledgers import (
     GNMAX,
     RECORDS,
     answered,
+    charge_one,
     digest,
     open_project,
     open_study,
@@ -42,7 +43,7 @@ def registered(ledger: Ledger, name: str, limit: Cap | None = None, **given: Any
     """Register as an owner does, who may leave population and cap out."""
     facts, units = given.pop("facts", FACTS), given.pop("units", RECORDS)
     manifest = digest(name).hex()
-    return ledger.register_ensemble(
+    return ledger.ensembles.register(
         name, f"ensembles/{name}", manifest, facts, units, limit, **given
     )
 
@@ -54,8 +55,8 @@ def share(of: EnsembleRecord, parts: int) -> Terms:
 
 
 def open_part(ledger: Ledger, name: str, ensemble: str, parts: int) -> None:
-    wanted = share(ledger.ensemble(ensemble), parts)
-    ledger.open_project(NewProject(name, ensemble, GNMAX, wanted))
+    wanted = share(ledger.ensembles.get(ensemble), parts)
+    ledger.projects.open(NewProject(name, ensemble, GNMAX, wanted))
 
 
 def test_everything_in_a_ledger_shares_one_cap_unless_its_owner_says_otherwise(
@@ -71,21 +72,21 @@ def test_everything_in_a_ledger_shares_one_cap_unless_its_owner_says_otherwise(
     assert staff.population.disjoint_from == ("people",)
     open_part(ledger, "a", "first", 2)
     open_part(ledger, "b", "third", 3)
-    reserved = ledger.project("a").terms.cap_budget + ledger.project("b").terms.cap_budget
-    found = {each.name: each for each in ledger.populations()}
+    reserved = ledger.projects.get("a").terms.cap_budget + ledger.projects.get("b").terms.cap_budget
+    found = {each.name: each for each in ledger.ensembles.list_populations()}
     assert {name: each.reserved for name, each in found.items()} == {"people": reserved, "staff": 0}
     with refuses(CapExceeded, "people"):
         open_part(ledger, "c", "second", 3)
     back = find_largest_return(ledger, found["people"])
     assert back is not None
     assert back[0].name == "a", "of another ensemble, whose cap it is"
-    ledger.set_status("a", ProjectStatus.CLOSED)
-    left = ledger.ensemble("second").population.reserved
-    assert left == ledger.project("b").terms.cap_budget
+    ledger.projects.set_status("a", ProjectStatus.CLOSED)
+    left = ledger.ensembles.get("second").population.reserved
+    assert left == ledger.projects.get("b").terms.cap_budget
     open_part(ledger, "c", "second", 3)
-    assert all(ledger.verify(name).ok for name in "abc")
-    assert ledger.verify_log().ok
-    said = [each for each in ledger.log(limit=100) if each.action == "population-declared"]
+    assert all(ledger.verifier.verify_project(name).ok for name in "abc")
+    assert ledger.verifier.verify_log().ok
+    said = [each for each in ledger.log.list(limit=100) if each.action == "population-declared"]
     stated = [(each.subject, each.detail["disjoint_from"]) for each in said]
     assert stated == [("people", "[]"), ("staff", '["people"]')]
 
@@ -109,7 +110,7 @@ def test_no_private_record_decides_whose_cap_it_is(
     assert registered(ledger, "second", **other).population.name == "people"
     with refuses(Conflict, "people", "3", "--epsilon"):
         registered(ledger, "third", cap(2.9, 1e-5), **other)
-    assert len(ledger.populations()) == 1
+    assert len(ledger.ensembles.list_populations()) == 1
 
 
 @SQLITE_BY_DAY
@@ -118,9 +119,9 @@ def test_what_is_spent_of_a_shared_cap_is_that_of_all(each_database_url: str) ->
     first = register(ledger, "first", population="people")
     register(ledger, "second", population="people")
     open_project(ledger, 3, ensemble="first")
-    ledger.charge(ledger.project("study").id, [answered(1)])
-    spent = ledger.project("study").cap_spent
-    assert ledger.spent_of_caps() == {first.population.id: spent}
+    charge_one(ledger, ledger.projects.get("study").id, [answered(1)])
+    spent = ledger.projects.get("study").cap_spent
+    assert ledger.projects.spent_of_caps() == {first.population.id: spent}
 
 
 @SQLITE_BY_DAY
@@ -131,7 +132,7 @@ def test_what_cannot_be_one_cap_is_refused_and_nothing_is_recorded(each_database
     with refuses(InvalidTerms, "People", "population"):
         registered(ledger, "first", cap(3.0, 1e-5), population="The People")
     registered(ledger, "first", cap(20.0, 1e-5))
-    before = ledger.log(limit=100)
+    before = ledger.log.list(limit=100)
     for limit in (cap(19.0, 1e-5), cap(20.0, 1e-6), cap(20.0, 1e-5, 12.0)):
         with refuses(Conflict, "people", "20", "without", "--epsilon"):
             registered(ledger, "second", limit)
@@ -145,8 +146,8 @@ def test_what_cannot_be_one_cap_is_refused_and_nothing_is_recorded(each_database
         registered(ledger, "second", population="staff", disjoint=True)
     with refuses(InvalidTerms, "people", "1e-05", "100000"):
         registered(ledger, "second", units=100_000)
-    assert ledger.log(limit=100) == before
-    assert [each.name for each in ledger.populations()] == ["people"]
+    assert ledger.log.list(limit=100) == before
+    assert [each.name for each in ledger.ensembles.list_populations()] == ["people"]
     registered(ledger, "staff", cap(3.0, 1e-5), population="staff", disjoint=True, facts=GROUPED)
     with refuses(Conflict, "people", "staff"):
         registered(ledger, "second")
@@ -158,10 +159,10 @@ def test_no_more_people_come_than_the_delta_of_the_cap_allows(each_database_url:
     register_people(ledger)
     open_study(ledger)
     with refuses(InvalidTerms, "1e-05", "100000"):
-        ledger.make_edition("people", 2, "22" * 32, 100_001, [0])
-    assert ledger.ensemble("people").edition == ledger.editions("people")[0]
-    ledger.make_edition("people", 2, "22" * 32, 100_000, [0])
-    ledger.make_edition("people", 3, "33" * 32, 100_000, [0, 1])
+        ledger.ensembles.make_edition("people", 2, "22" * 32, 100_001, [0])
+    assert ledger.ensembles.get("people").edition == ledger.ensembles.list_editions("people")[0]
+    ledger.ensembles.make_edition("people", 2, "22" * 32, 100_000, [0])
+    ledger.ensembles.make_edition("people", 3, "33" * 32, 100_000, [0, 1])
 
 
 @pytest.mark.slow
@@ -180,11 +181,11 @@ def test_projects_opened_at_once_on_ensembles_of_one_population_never_exceed_its
     ]
     processes = in_processes(open_projects_on, *work)
     assert [process.exitcode for process in processes] == [0] * 4
-    found = ledger.projects()
+    found = ledger.projects.list()
     opened = [each for each in found if each.status is ProjectStatus.ACTIVE]
     assert len(opened) == 5, "and what was closed came back"
     assert {each.ensemble.population.reserved for each in found} == {5 * (limit // 5)}
-    assert all(ledger.verify(each.name).ok for each in found)
+    assert all(ledger.verifier.verify_project(each.name).ok for each in found)
 
 
 @POSTGRESQL_BY_DAY
@@ -196,9 +197,9 @@ def test_ensembles_registered_at_once_are_of_one_population(
     ledger = empty(each_database_url)
     work = [(each_database_url, f"e{n}", population) for n in range(4)]
     assert [each.exitcode for each in in_processes(register_in, *work)] == [0] * 4
-    assert len(ledger.ensembles()) == 4
-    assert [each.name for each in ledger.populations()] == [population or "people"]
-    assert ledger.verify_log().ok
+    assert len(ledger.ensembles.list()) == 4
+    assert [each.name for each in ledger.ensembles.list_populations()] == [population or "people"]
+    assert ledger.verifier.verify_log().ok
 
 
 @POSTGRESQL_BY_DAY
@@ -218,18 +219,18 @@ def test_threads_that_open_and_close_on_both_never_wait_for_each_other_in_a_circ
                 open_study(own, name=name)
             else:
                 open_part(own, name, "trained", 60)
-            own.set_status(name, ProjectStatus.CLOSED)
+            own.projects.set_status(name, ProjectStatus.CLOSED)
 
     def edit(client: int) -> None:
         own = Ledger(connect(each_database_url), SECRET_KEY)
-        slots = own.editions("people")[0].slots
-        own.make_edition("people", 2, "22" * 32, slots, [client])
+        slots = own.ensembles.list_editions("people")[0].slots
+        own.ensembles.make_edition("people", 2, "22" * 32, slots, [client])
 
     at_once(4, lambda client: edit(client) if client == 3 else work(client))
-    assert len(ledger.editions("people")) == 2
-    reserved = ledger.ensemble("trained").population.reserved
-    assert reserved == ledger.project("study").terms.cap_budget
-    assert ledger.verify_log().ok
+    assert len(ledger.ensembles.list_editions("people")) == 2
+    reserved = ledger.ensembles.get("trained").population.reserved
+    assert reserved == ledger.projects.get("study").terms.cap_budget
+    assert ledger.verifier.verify_log().ok
 
 
 def test_an_ensemble_that_was_moved_is_refused_by_everybody(database_url: str) -> None:
@@ -246,13 +247,13 @@ def test_an_ensemble_that_was_moved_is_refused_by_everybody(database_url: str) -
         connection.execute(moved)
         connection.commit()
         for act in (
-            lambda: ledger.ensemble("second"),
-            lambda: ledger.project("a"),
+            lambda: ledger.ensembles.get("second"),
+            lambda: ledger.projects.get("a"),
             lambda: open_part(ledger, "b", "second", 4),
-            lambda: ledger.set_status("a", ProjectStatus.CLOSED),
+            lambda: ledger.projects.set_status("a", ProjectStatus.CLOSED),
             lambda: register(ledger, "third", population="people"),
         ):
             with refuses(LedgerCorrupted, "second"):
                 act()
-    assert not ledger.verify("a").ok
-    holds(ledger.verify_log().problems, "ensemble", "second", "seal")
+    assert not ledger.verifier.verify_project("a").ok
+    holds(ledger.verifier.verify_log().problems, "ensemble", "second", "seal")

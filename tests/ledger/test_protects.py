@@ -46,7 +46,7 @@ def test_an_account_says_whom_it_protects(
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
     facts = FACTS.model_copy(update=changed)
-    ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, facts, 3990, cap(3.0, 1e-5))
+    ledger.ensembles.register("flights", "ensembles/f", "ab" * 32, facts, 3990, cap(3.0, 1e-5))
     wanted = ProjectOpen.model_validate({**MORE, "name": "first", "epsilon": 1.0})
     record = open_project(ledger, wanted)
     assert views.budget(record).protects == words
@@ -73,7 +73,7 @@ def test_people_of_an_archive_who_vote_themselves_are_protected(tmp_path: Path) 
 def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
-    ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
+    ledger.ensembles.register("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
     wanted = ProjectOpen.model_validate({**MORE, "name": "first", "epsilon": 2.5})
     open_project(ledger, wanted)
     with pytest.raises(CapExceeded) as refused:
@@ -82,7 +82,7 @@ def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
     epsilon = float(said.partition("up to about ε = ")[2].partition(" ")[0])
     holds(said, "first", "0.0%")
     open_project(ledger, wanted.model_copy(update={"name": "second", "epsilon": epsilon}))
-    found = max_fitting_epsilon(ledger.ensemble("flights"))
+    found = max_fitting_epsilon(ledger.ensembles.get("flights"))
     assert found is None or found < 0.3 * epsilon
     engine.dispose()
 
@@ -90,9 +90,9 @@ def test_a_full_cap_says_what_would_fit_and_that_fits(tmp_path: Path) -> None:
 def test_what_fits_beside_others_has_room_for_what_it_begins_with(tmp_path: Path) -> None:
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
-    ledger.register_ensemble("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
+    ledger.ensembles.register("flights", "ensembles/f", "ab" * 32, FACTS, 3990, cap(3.0, 1e-5))
     open_project(ledger, ProjectOpen.model_validate({**MORE, "name": "first", "epsilon": 2.5}))
-    record = ledger.ensemble("flights")
+    record = ledger.ensembles.get("flights")
     population = record.population
 
     def design(epsilon: float, limit: Cap) -> FirstProject:

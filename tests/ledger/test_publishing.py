@@ -18,6 +18,7 @@ from support.ledgers import (
     EPSILON,
     PUBLISHING_GNMAX,
     PUBLISHING_TEACHERS,
+    charge_one,
     digest,
     open_published,
     published_terms,
@@ -66,7 +67,7 @@ def ask(ledger: Ledger, project: ProjectRecord, most: int, agreement: float = 0.
     for start in range(0, most, 64):
         batch = voted(project, range(start, min(start + 64, most)), agreement)
         try:
-            receipt = ledger.charge(project.id, batch)
+            receipt = charge_one(ledger, project.id, batch)
         except BudgetExhausted:
             break
         paid += sum(result.seq is not None for result in receipt.results)
@@ -77,18 +78,18 @@ def test_more_queries_are_answered_for_the_same_epsilon(ledger: Ledger) -> None:
     project = open_published(ledger)
     paid = ask(ledger, project, 5000)
     assert paid > 1.25 * WORST_CASE
-    after = ledger.project("study")
+    after = ledger.projects.get("study")
     assert len(after.published) == len(TERMS.schedule.counts if TERMS.schedule else ())
     assert after.spent <= TERMS.budget
     assert after.delta_spent <= TERMS.delta_budget
     assert not TERMS.admits(after.account)
-    assert ledger.verify("study").ok
-    entries = list(ledger.stream_charges("study"))
+    assert ledger.verifier.verify_project("study").ok
+    entries = list(ledger.entries.stream("study"))
     assert [e.seq for e in entries if e.outcome == Outcome.PUBLISHED] == [
         published.seq for published in after.published
     ]
     # What was published is a bound on what the votes cost, and far below the worst case.
-    spend = ledger.secret_spend("study")
+    spend = ledger.projects.secret_spend("study")
     assert spend.queries == paid
     assert spend.cost * 1e12 <= after.published[-1].figure < paid * TERMS.worst.cost / 2
     audit = pytest.importorskip("terrine_addons.audit.ledger")
@@ -167,7 +168,7 @@ def test_other_votes_with_the_same_published_record_are_refused_alike(
     free = {c: ask(ledger, open_published(ledger, f"free-{c}"), 3000, c / 100) for c in (95, 60)}
     assert free[95] > 1.2 * free[60]
 
-    figures = [published.figure for published in ledger.project("free-95").published]
+    figures = [published.figure for published in ledger.projects.get("free-95").published]
     released: dict[str, Any] = {}
     for name, agreement in (("agreeing", 0.99), ("split", 0.51)):
         record = iter(figures)
@@ -176,9 +177,9 @@ def test_other_votes_with_the_same_published_record_are_refused_alike(
         paid = ask(ledger, project, 3000, agreement)
         entries = [
             (e.seq, e.outcome, e.label, e.figure, e.cost, e.delta, e.cap_cost, dict(e.event))
-            for e in ledger.stream_charges(name)
+            for e in ledger.entries.stream(name)
         ]
-        released[name] = paid, entries, ledger.project(name).account
+        released[name] = paid, entries, ledger.projects.get(name).account
     assert released["agreeing"] == released["split"]
     assert released["agreeing"][0] == free[95]
 
@@ -198,20 +199,26 @@ def test_the_secret_is_read_only_to_publish(
 
     monkeypatch.setattr(Meter, "spend", watched)
     first = TERMS.schedule.counts[0]
-    ledger.charge(project.id, voted(project, range(first - 1)))
-    ledger.project("study"), ledger.verify("study"), ledger.charges("study")
+    charge_one(ledger, project.id, voted(project, range(first - 1)))
+    (
+        ledger.projects.get("study"),
+        ledger.verifier.verify_project("study"),
+        ledger.entries.list("study"),
+    )
     assert not looked
-    ledger.charge(project.id, voted(project, [first]))
+    charge_one(ledger, project.id, voted(project, [first]))
     assert len(looked) == 1
-    assert ledger.project("study").published[0].queries == first
+    assert ledger.projects.get("study").published[0].queries == first
 
 
 def test_a_replay_counts_nothing(ledger: Ledger) -> None:
     project = open_published(ledger)
     batch = voted(project, range(20))
-    ledger.charge(project.id, batch + batch)
-    ledger.charge(project.id, batch)
-    assert ledger.project("study").charges == ledger.secret_spend("study").queries == 20
+    charge_one(ledger, project.id, batch + batch)
+    charge_one(ledger, project.id, batch)
+    assert (
+        ledger.projects.get("study").charges == ledger.projects.secret_spend("study").queries == 20
+    )
 
 
 def test_threads_count_every_query_once(each_ledger: Ledger) -> None:
@@ -220,12 +227,12 @@ def test_threads_count_every_query_once(each_ledger: Ledger) -> None:
     def some(worker: int) -> None:
         for start in range(0, 60, 15):
             asked = [(worker % 2, start + i) for i in range(15)]  # each asked by two workers
-            each_ledger.charge(project.id, voted(project, asked))
+            charge_one(each_ledger, project.id, voted(project, asked))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(some, range(4)))
-    assert each_ledger.project("study").account.queries == 120
-    assert each_ledger.verify("study").ok
+    assert each_ledger.projects.get("study").account.queries == 120
+    assert each_ledger.verifier.verify_project("study").ok
 
 
 def test_a_charge_that_fails_publishes_nothing(
@@ -234,8 +241,8 @@ def test_a_charge_that_fails_publishes_nothing(
     project = open_published(each_ledger)
     assert TERMS.schedule is not None
     first = TERMS.schedule.counts[0]
-    each_ledger.charge(project.id, voted(project, range(first - 1)))
-    before = each_ledger.project("study")
+    charge_one(each_ledger, project.id, voted(project, range(first - 1)))
+    before = each_ledger.projects.get("study")
 
     def dies(*_: object) -> None:
         raise ConnectionError
@@ -243,12 +250,12 @@ def test_a_charge_that_fails_publishes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("terrine_server.ledger.accounts.save_tally", dies)
         with pytest.raises(ConnectionError):
-            each_ledger.charge(project.id, voted(project, ["last"]))
-    assert each_ledger.project("study") == before
-    assert each_ledger.verify("study").ok
-    each_ledger.charge(project.id, voted(project, ["last"]))
-    assert len(each_ledger.project("study").published) == 1
-    assert each_ledger.verify("study").ok
+            charge_one(each_ledger, project.id, voted(project, ["last"]))
+    assert each_ledger.projects.get("study") == before
+    assert each_ledger.verifier.verify_project("study").ok
+    charge_one(each_ledger, project.id, voted(project, ["last"]))
+    assert len(each_ledger.projects.get("study").published) == 1
+    assert each_ledger.verifier.verify_project("study").ok
 
 
 DAMAGE: dict[str, Callable[[bytes], dict[str, Any] | None]] = {
@@ -267,36 +274,36 @@ def test_a_tally_that_is_lost_or_damaged_is_not_counted_on(
 ) -> None:
     """Though its seal fits. What was paid is repeated without it."""
     project = open_published(ledger)
-    paid = ledger.charge(project.id, voted(project, range(3)))
+    paid = charge_one(ledger, project.id, voted(project, range(3)))
     with unguarded(database_url) as connection:
         values = DAMAGE[damage](connection.execute(select(secret_spends.c.tally)).scalar_one())
         command = delete(secret_spends) if values is None else update(secret_spends).values(values)
         connection.execute(command)
     for read in (
-        lambda: ledger.secret_spend("study"),
-        lambda: ledger.charge(project.id, voted(project, ["new"])),
+        lambda: ledger.projects.secret_spend("study"),
+        lambda: charge_one(ledger, project.id, voted(project, ["new"])),
     ):
         with pytest.raises(LedgerCorrupted):
             read()
-    assert ledger.project("study").account == paid.project.account
-    again = ledger.charge(project.id, voted(project, range(3)))
+    assert ledger.projects.get("study").account == paid.project.account
+    again = charge_one(ledger, project.id, voted(project, range(3)))
     assert again.results == [replace(result, replayed=True) for result in paid.results]
 
 
 def test_a_worst_case_project_has_no_secret_spend(ledger: Ledger) -> None:
     mechanism = build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=CLASS_COUNT)
     terms = quote(mechanism, 1.0, DELTA, cap_rule=TERMS.cap_rule)
-    ledger.open_project(NewProject("plain", "thousand", PUBLISHING_GNMAX, terms))
+    ledger.projects.open(NewProject("plain", "thousand", PUBLISHING_GNMAX, terms))
     with pytest.raises(Conflict):
-        ledger.secret_spend("plain")
+        ledger.projects.secret_spend("plain")
 
 
 def test_a_closed_project_returns_what_its_figures_left(ledger: Ledger) -> None:
     project = open_published(ledger)
     assert TERMS.schedule is not None
-    ledger.charge(project.id, voted(project, range(TERMS.schedule.counts[0])))
-    spent = ledger.project("study").cap_spent
+    charge_one(ledger, project.id, voted(project, range(TERMS.schedule.counts[0])))
+    spent = ledger.projects.get("study").cap_spent
     assert spent < TERMS.schedule.counts[0] * TERMS.worst.cap_cost / 2
-    ledger.set_status("study", ProjectStatus.CLOSED)
-    assert ledger.ensemble("thousand").population.reserved == spent
-    assert ledger.verify("study").ok
+    ledger.projects.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensembles.get("thousand").population.reserved == spent
+    assert ledger.verifier.verify_project("study").ok

@@ -27,6 +27,7 @@ from support.ledgers import (
     PUBLISHING_GNMAX,
     PUBLISHING_TEACHERS,
     TEACHERS,
+    charge_one,
     counted,
     open_project,
     published_terms,
@@ -73,44 +74,44 @@ def ledger(each_database_url: str) -> Ledger:
 @pytest.fixture
 def study(ledger: Ledger) -> ProjectRecord:
     """The release, and two answers."""
-    opened = ledger.open_project(new_project())
-    return ledger.charge(opened.id, [counted(1), counted(2)]).project
+    opened = ledger.projects.open(new_project())
+    return charge_one(ledger, opened.id, [counted(1), counted(2)]).project
 
 
 def test_what_a_project_begins_with_is_charged_as_it_is_opened(ledger: Ledger) -> None:
-    opened = ledger.open_project(new_project())
+    opened = ledger.projects.open(new_project())
     release = opened.terms.release
     assert release is not None
     assert (opened.charges, opened.account) == (1, opened.terms.start)
     assert opened.spent == release.price.cost > 0
     assert opened.affordable == opened.terms.affordable(opened.terms.start)
-    [entry] = ledger.charges("study")
+    [entry] = ledger.entries.list("study")
     assert (entry.outcome, entry.label, entry.counts) == (Outcome.RELEASED, None, None)
     assert entry.event == {"event": "released_counts", "sigma": 60.0, "squared": 6}
     assert entry.query_digest == entry.input_digest == release_digest(opened.genesis).hex()
-    assert ledger.charges("study", outcome=Outcome.RELEASED) == [entry]
-    assert ledger.history("study").outcomes == {Outcome.RELEASED: 1}
-    assert ledger.verify("study").ok
-    assert ledger.verify_log().ok
-    assert ledger.grow_tree() is not None
-    paid = ledger.charge(opened.id, [counted(1)])
+    assert ledger.entries.list("study", outcome=Outcome.RELEASED) == [entry]
+    assert ledger.entries.history("study").outcomes == {Outcome.RELEASED: 1}
+    assert ledger.verifier.verify_project("study").ok
+    assert ledger.verifier.verify_log().ok
+    assert ledger.tree.grow() is not None
+    paid = charge_one(ledger, opened.id, [counted(1)])
     assert paid.results[0].seq == 2
     assert paid.project.account.queries == 1
-    assert ledger.history("study").outcomes == {Outcome.ANSWERED: 1, Outcome.RELEASED: 1}
-    assert ledger.verify("study").ok
+    assert ledger.entries.history("study").outcomes == {Outcome.ANSWERED: 1, Outcome.RELEASED: 1}
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_the_budget_ends_as_if_the_release_were_so_many_queries_more(ledger: Ledger) -> None:
     terms = begun_terms()
     few = replace(terms, budget=terms.start.spent + 3 * terms.worst.cost)
-    opened = ledger.open_project(NewProject("study", "mnist", COUNTED, few))
+    opened = ledger.projects.open(NewProject("study", "mnist", COUNTED, few))
     assert opened.affordable == 3
-    answer = ledger.charge(opened.id, [counted(query) for query in range(5)])
+    answer = charge_one(ledger, opened.id, [counted(query) for query in range(5)])
     assert [result.outcome for result in answer.results] == ["answered"] * 3 + ["refused"] * 2
     assert answer.project.spent == few.budget
-    closed = ledger.set_status("study", ProjectStatus.CLOSED)
-    assert ledger.ensemble("mnist").population.reserved == closed.cap_spent == few.budget
-    assert ledger.verify("study").ok
+    closed = ledger.projects.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensembles.get("mnist").population.reserved == closed.cap_spent == few.budget
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_two_servers_that_open_it_at_once_charge_it_once(
@@ -120,26 +121,26 @@ def test_two_servers_that_open_it_at_once_charge_it_once(
 
     def attempt(number: int) -> str:
         try:
-            return servers[number % 2].open_project(new_project()).name
+            return servers[number % 2].projects.open(new_project()).name
         except Conflict as error:
             return error.problem
 
     assert sorted(at_once(4, attempt)) == ["conflict"] * 3 + ["study"]
-    assert [entry.outcome for entry in ledger.charges("study")] == ["released"]
-    assert ledger.verify("study").ok
-    reserved = ledger.ensemble("mnist").population.reserved
-    assert reserved == ledger.project("study").terms.cap_budget
+    assert [entry.outcome for entry in ledger.entries.list("study")] == ["released"]
+    assert ledger.verifier.verify_project("study").ok
+    reserved = ledger.ensembles.get("mnist").population.reserved
+    assert reserved == ledger.projects.get("study").terms.cap_budget
 
 
 def test_each_project_on_the_ensemble_pays_for_what_its_students_are_told(ledger: Ledger) -> None:
     for name in ("study", "second"):
-        assert ledger.open_project(new_project(name)).charges == 1
+        assert ledger.projects.open(new_project(name)).charges == 1
     for release in (None, HISTOGRAMS.model_copy(update={"sigma": 61.0})):
         with refuses(InvalidTerms, "begin"):
-            ledger.open_project(new_project("third", release))
+            ledger.projects.open(new_project("third", release))
     register(ledger, "plain")
     with refuses(InvalidTerms, "begin"):
-        ledger.open_project(replace(new_project("third"), ensemble="plain"))
+        ledger.projects.open(replace(new_project("third"), ensemble="plain"))
     assert open_project(ledger, 3, ensemble="plain", name="third").charges == 0
 
 
@@ -151,14 +152,14 @@ def test_killed_as_it_is_opened_it_is_charged_with_its_project_or_not_at_all(
     for step in count():
         name = f"study-{step}"
         [process] = in_processes(die_opening, (each_database_url, new_project(name), step))
-        names = ledger.project_names()
+        names = ledger.projects.list_names()
         if name in names:
-            assert ledger.project(name).charges == 1
-            assert ledger.verify(name).ok
+            assert ledger.projects.get(name).charges == 1
+            assert ledger.verifier.verify_project(name).ok
             assert process.exitcode == 0
             break
         assert process.exitcode == -signal.SIGKILL
-        assert ledger.ensemble("mnist").population.reserved == 0
+        assert ledger.ensembles.get("mnist").population.reserved == 0
     assert step >= 8, "it took fewer steps than the test reckons with"
 
 
@@ -176,21 +177,21 @@ def test_published_figures_leave_what_was_released_first(each_database_url: str)
         publishing=(plain.schedule.publication, plain.schedule.counts),
         release=HISTOGRAMS.model_dump(mode="json"),
     )
-    opened = ledger.open_project(NewProject("study", "thousand", PUBLISHING_GNMAX, terms))
+    opened = ledger.projects.open(NewProject("study", "thousand", PUBLISHING_GNMAX, terms))
     queries = range(plain.schedule.counts[0] + 1)
-    after = ledger.charge(opened.id, voted(opened, queries)).project
+    after = charge_one(ledger, opened.id, voted(opened, queries)).project
     [figure] = after.published
     assert figure.queries == figure.seq - 2, "neither the release nor itself"
     assert after.spent > terms.start.spent + plain.schedule.price.cost
     assert after.account.queries == len(queries)
-    assert ledger.history("study").reached[-1].spent == after.spent
-    assert ledger.verify("study").ok
+    assert ledger.entries.history("study").reached[-1].spent == after.spent
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_an_auditor_checks_it_with_an_export_alone(
     study: ProjectRecord, ledger: Ledger, tmp_path: Path
 ) -> None:
-    lines = list(ledger.export("study"))
+    lines = list(ledger.exports.export_project("study"))
     file = tmp_path / "study.jsonl"
     assert first_finding(file, lines) == ""
     checker = [sys.executable, str(REPOSITORY / "docs" / "check_chain.py"), str(file)]
@@ -259,12 +260,12 @@ def test_a_forged_release_is_found_in_spite_of_the_key(
     tmp_path: Path,
 ) -> None:
     """Also by docs/check_chain.py, which does not know what events cost."""
-    lines = list(ledger.export("study"))
+    lines = list(ledger.exports.export_project("study"))
     with unguarded(each_database_url) as connection:
         forge(connection)
         account = dict(connection.execute(projects.select()).mappings().one())
         forged = rows_of(connection)
-    assert any(said in problem for problem in ledger.verify("study").problems)
+    assert any(said in problem for problem in ledger.verifier.verify_project("study").problems)
     names = ("charges", "spent", "delta_spent", "cap_spent")
     first = {**lines[0]["account"], **{name: account[name] for name in names}}
     first["head"] = account["head"].hex()

@@ -18,6 +18,7 @@ from support.ledgers import (
     COUNTED,
     PEOPLE,
     answered,
+    charge_one,
     counted,
     digest,
     open_ledger,
@@ -81,11 +82,11 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
     register(ledger, "second")
     project = open_project(ledger, 10, CONFIDENT, ensemble="second")
     batch = [answered(i) for i in range(5)]
-    paid, again = (ledger.charge(project.id, batch) for _ in range(2))
+    paid, again = (charge_one(ledger, project.id, batch) for _ in range(2))
     assert [r.seq for r in paid.results] == [r.seq for r in again.results]
-    assert ledger.verify("study").ok
-    assert len(list(ledger.export("study"))) == 6
-    token = ledger.create_token(
+    assert ledger.verifier.verify_project("study").ok
+    assert len(list(ledger.exports.export_project("study"))) == 6
+    token = ledger.tokens.create(
         NewToken(
             id="t",
             hash=digest("t"),
@@ -95,13 +96,13 @@ def test_the_service_needs_no_more_rights_than_it_is_given(
             expires_at=datetime.now(UTC) + timedelta(days=1),
         )
     )
-    assert ledger.revoke_token(token.id).revoked_at is not None
+    assert ledger.tokens.revoke(token.id).revoked_at is not None
     for status in (ProjectStatus.PAUSED, ProjectStatus.ACTIVE, ProjectStatus.CLOSED):
-        assert ledger.set_status("study", status).status is status
-    assert ledger.verify("study").ok
+        assert ledger.projects.set_status("study", status).status is status
+    assert ledger.verifier.verify_project("study").ok
     other = b"o" * 64
     assert seal(restricted, other, old_key=SECRET_KEY).projects == 1
-    assert Ledger(restricted, other).verify_log().ok
+    assert Ledger(restricted, other).verifier.verify_log().ok
 
 
 def test_publishing_needs_no_more_rights_either(
@@ -111,19 +112,19 @@ def test_publishing_needs_no_more_rights_either(
     grant(connect(as_owner(each_database_url)), role_of(service))
     ledger = Ledger(restricted, SECRET_KEY)
     project = open_published(ledger)
-    ledger.charge(project.id, voted(project, range(5)))
-    assert ledger.secret_spend("study").queries == 5
-    assert ledger.verify("study").ok
+    charge_one(ledger, project.id, voted(project, range(5)))
+    assert ledger.projects.secret_spend("study").queries == 5
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_noisy_counts_need_no_more_rights_either(granted: Ledger) -> None:
     ledger = granted
     project = open_project(ledger, 10, COUNTED)
     batch = [counted(i) for i in range(5)]
-    ledger.charge(project.id, batch)
-    again = ledger.charge(project.id, [counted(i, "again") for i in range(5)]).results
+    charge_one(ledger, project.id, batch)
+    again = charge_one(ledger, project.id, [counted(i, "again") for i in range(5)]).results
     assert [result.counts for result in again] == [proposal.counts for proposal in batch]
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_people_who_vote_leave_and_are_restored_need_no_more_rights_either(
@@ -138,12 +139,12 @@ def test_people_who_vote_leave_and_are_restored_need_no_more_rights_either(
     people.ask(inputs[:1])
     people.ask(inputs[1:3])  # by then its shadows have accounts
     assert [each.replayed for each in people.ask(inputs[:1]).results] == [True]
-    ledger.make_edition("people", 2, "22" * 32, PEOPLE, [3])
+    ledger.ensembles.make_edition("people", 2, "22" * 32, PEOPLE, [3])
     people.ask(inputs[3:])
-    assert ledger.project("study").charges == 4
-    restored = ledger.fill_accounts()
+    assert ledger.projects.get("study").charges == 4
+    restored = ledger.projects.fill_accounts()
     assert (restored.paused, restored.filled) == (["study"], ["study"])
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_a_right_that_was_taken_away_is_told_as_what_it_is(
@@ -166,7 +167,7 @@ def test_a_right_that_was_taken_away_is_told_as_what_it_is(
         check_rights(restricted)
     (found,) = check_database_rights(restricted)
     holds(found.found, "UPDATE", "shadow_accounts")
-    assert people.ledger.project("study").charges == 1
+    assert people.ledger.projects.get("study").charges == 1
 
 
 DENIED = (
@@ -199,14 +200,14 @@ DENIED = (
 
 
 def test_the_service_cannot_touch_history(granted: Ledger, restricted: Engine) -> None:
-    granted.charge(open_project(granted, 5).id, [answered(1)])
+    charge_one(granted, open_project(granted, 5).id, [answered(1)])
     for statement in DENIED:
         with (
             pytest.raises(DBAPIError, match=r"permission|owner"),
             restricted.begin() as connection,
         ):
             connection.execute(text(statement))
-    assert granted.verify("study").ok
+    assert granted.verifier.verify_project("study").ok
 
 
 def test_granting_again_takes_back_what_was_added(

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from support.databases import SECRET_KEY, as_owner
 from support.forgeries import World
-from support.ledgers import NOISY, answered, digest, open_ledger, open_project
+from support.ledgers import NOISY, answered, charge_one, digest, open_ledger, open_project
 from support.processes import in_processes
 from support.wording import refuses
 from support.workers import migrate
@@ -65,7 +65,7 @@ def test_an_unmigrated_database_names_the_command_to_run(engine: Engine) -> None
     with refuses(SchemaMismatch, "init"):
         check_schema(engine)
     with refuses(SchemaMismatch, "init"):
-        Ledger(engine, SECRET_KEY).ensembles()
+        Ledger(engine, SECRET_KEY).ensembles.list()
 
 
 def test_a_newer_database_is_refused(engine: Engine) -> None:
@@ -81,7 +81,7 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
 def test_looking_at_a_missing_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
     engine = connect(f"sqlite:///{tmp_path / 'missing.sqlite'}")
     with refuses(SchemaMismatch, "init"):
-        Ledger(engine, SECRET_KEY).ensembles()
+        Ledger(engine, SECRET_KEY).ensembles.list()
     with refuses(SchemaMismatch, "init"):
         check_schema(engine)
     assert list(tmp_path.iterdir()) == []
@@ -167,8 +167,8 @@ def test_the_database_itself_refuses_to_forget_or_to_raise(each_database_url: st
     """Its owner, too, who has not removed the triggers."""
     world = World(each_database_url)
     noisy = open_project(world.ledger(), 1000, NOISY, "noisy")
-    world.ledger().charge(noisy.id, [answered(i) for i in range(300)])
-    world.ledger().grow_tree()  # of more leaves than one node has
+    charge_one(world.ledger(), noisy.id, [answered(i) for i in range(300)])
+    world.ledger().tree.grow()  # of more leaves than one node has
     engine = connect(as_owner(each_database_url))
     if engine.dialect.name == "sqlite":
         seal, more = "zeroblob(32)", ["INSERT OR REPLACE INTO payments SELECT * FROM payments"]
@@ -183,7 +183,7 @@ def test_the_database_itself_refuses_to_forget_or_to_raise(each_database_url: st
                 continue
         pytest.fail(f"it let somebody {attempt}")
     ledger = world.ledger()
-    assert all(ledger.verify(name).ok for name in ledger.project_names())
+    assert all(ledger.verifier.verify_project(name).ok for name in ledger.projects.list_names())
     engine.dispose()
 
 
@@ -205,7 +205,7 @@ FORGED_CHARGES: dict[str, dict[str, Any]] = {
 def test_the_database_itself_refuses_a_charge(each_database_url: str) -> None:
     ledger = open_ledger(each_database_url)
     project = open_project(ledger, queries=5)
-    ledger.charge(project.id, [answered(i) for i in range(3)])
+    charge_one(ledger, project.id, [answered(i) for i in range(3)])
     engine = connect(as_owner(each_database_url))
     with engine.connect() as connection:
         last = dict(
@@ -223,4 +223,4 @@ def test_the_database_itself_refuses_a_charge(each_database_url: str) -> None:
             except DBAPIError:
                 continue
         pytest.fail(f"it let somebody add a charge {what}")
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok

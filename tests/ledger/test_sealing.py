@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text, update
 
 from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY
-from support.ledgers import GNMAX, answered, open_ledger, open_project, terms, unguarded
+from support.ledgers import GNMAX, answered, charge_one, open_ledger, open_project, terms, unguarded
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_protocol import ProjectStatus, Role, TokenCreate
@@ -32,8 +32,8 @@ def sealed(url: str) -> Engine:
     """One project with two charges, of which one has a key, and a token."""
     ledger = open_ledger(url)
     project = open_project(ledger, 10)
-    ledger.charge(project.id, [answered(1)])
-    ledger.charge(project.id, [answered(2)])
+    charge_one(ledger, project.id, [answered(1)])
+    charge_one(ledger, project.id, [answered(2)])
     Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.STUDENT, project="study"))
     return connect(url)
 
@@ -65,7 +65,7 @@ def test_books_that_do_not_verify_are_not_sealed(engine: Engine, database_url: s
             seal(engine, OTHER_KEY, **how)
     assert everything(engine) == before
     with pytest.raises(NotSealed):
-        Ledger(engine, OTHER_KEY).check_sealed()
+        Ledger(engine, OTHER_KEY).log.check_sealed()
     with pytest.raises(Conflict):
         seal(engine, SECRET_KEY)
     assert everything(engine) == before
@@ -80,14 +80,14 @@ def test_another_key_seals_what_verifies_under_the_old_one(
         seal(engine, OTHER_KEY, old_key=b"neither of them, but long enough")
     seal(engine, OTHER_KEY, old_key=SECRET_KEY)
     ledger = Ledger(engine, OTHER_KEY)
-    assert ledger.log(newest=True)[-1].action == Action.KEY_CHANGED
-    assert ledger.verify_log().ok
-    assert ledger.charge(1, [answered(3)]).project.charges == 3
+    assert ledger.log.list(newest=True)[-1].action == Action.KEY_CHANGED
+    assert ledger.verifier.verify_log().ok
+    assert charge_one(ledger, 1, [answered(3)]).project.charges == 3
     with pytest.raises(NotSealed):
-        Ledger(engine, SECRET_KEY).check_sealed()
+        Ledger(engine, SECRET_KEY).log.check_sealed()
     with pytest.raises(LedgerCorrupted):
-        Ledger(engine, SECRET_KEY).charge(1, [answered(4)])
-    assert ledger.verify("study").ok
+        charge_one(Ledger(engine, SECRET_KEY), 1, [answered(4)])
+    assert ledger.verifier.verify_project("study").ok
 
 
 def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
@@ -103,11 +103,11 @@ def test_a_lost_key_or_an_edit_of_ones_own_can_be_accepted(
     assert sealed.adopted["project"] == []
     assert len(sealed.adopted["token"]) == 1
     ledger = Ledger(engine, OTHER_KEY)
-    assert ledger.verify_log().ok
-    assert ledger.ensemble("mnist").path == "elsewhere/mnist"
-    assert ledger.log(newest=True)[-1].detail["accepted"] is True
+    assert ledger.verifier.verify_log().ok
+    assert ledger.ensembles.get("mnist").path == "elsewhere/mnist"
+    assert ledger.log.list(newest=True)[-1].detail["accepted"] is True
     seal(engine, OTHER_KEY, accept=True)
-    assert ledger.verify_log().ok
+    assert ledger.verifier.verify_log().ok
 
 
 @POSTGRESQL_BY_DAY
@@ -115,11 +115,11 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(each_engine: En
     ledger = Ledger(each_engine, SECRET_KEY)
     created = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN))
     acts: dict[str, Callable[[], object]] = {
-        "open": lambda: ledger.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
-        "pause": lambda: ledger.set_status("study", ProjectStatus.PAUSED),
-        "close": lambda: ledger.set_status("study", ProjectStatus.CLOSED),
+        "open": lambda: ledger.projects.open(NewProject("new", "mnist", GNMAX, terms(2))),
+        "pause": lambda: ledger.projects.set_status("study", ProjectStatus.PAUSED),
+        "close": lambda: ledger.projects.set_status("study", ProjectStatus.CLOSED),
         "create": lambda: Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.ADMIN)),
-        "revoke": lambda: ledger.revoke_token(created.id),
+        "revoke": lambda: ledger.tokens.revoke(created.id),
     }
     before = everything(each_engine)
     for what, act in acts.items():
@@ -136,7 +136,7 @@ def test_an_act_and_its_entry_are_written_together_or_not_at_all(each_engine: En
                 failing.stop()
             break
         assert fails > 3, what
-        assert ledger.verify_log().ok, what
+        assert ledger.verifier.verify_log().ok, what
         assert everything(each_engine) != before, what
         before = everything(each_engine)
 
@@ -169,22 +169,22 @@ def test_acts_at_once_are_logged_one_after_another(
         start.wait()
         for turn in range(each):
             if number == 0:
-                ledger.charge(1, [answered(f"between {turn}")])
+                charge_one(ledger, 1, [answered(f"between {turn}")])
             elif number == 1:
                 status = ProjectStatus.PAUSED if turn % 2 else ProjectStatus.ACTIVE
-                ledger.set_status("resting", status)
+                ledger.projects.set_status("resting", status)
             else:
                 made = Tokens(ledger, SECRET_KEY).create(TokenCreate(role=Role.AUDITOR))
-                ledger.revoke_token(made.id)
+                ledger.tokens.revoke(made.id)
 
     ledger = Ledger(each_engine, SECRET_KEY)
     open_project(ledger, 2, name="resting")
-    before = len(ledger.log(limit=1000))
+    before = len(ledger.log.list(limit=1000))
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(act, range(6)))
-    assert ledger.verify_log().ok
-    assert ledger.verify("study").ok
-    log = ledger.log(limit=1000)
+    assert ledger.verifier.verify_log().ok
+    assert ledger.verifier.verify_project("study").ok
+    log = ledger.log.list(limit=1000)
     assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
     assert len(log) == before + 4 * 2 * each + each - 1
 

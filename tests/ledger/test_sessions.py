@@ -18,7 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from support.databases import SECRET_KEY, SERVICE, Postgres, as_owner, transaction_pooler
-from support.ledgers import CONFIDENT, answered, open_ledger, open_project
+from support.ledgers import CONFIDENT, answered, charge_one, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS
 from support.wording import refuses
 from terrine_server.errors import DatabaseUnavailable
@@ -73,10 +73,10 @@ def test_whatever_a_role_or_database_was_given_a_session_is_as_it_must_be(
     run_as_owner(url, *SHADOW, *alter)
     ledger = open_ledger(url)
     project = open_project(ledger, 10)
-    paid, again = (ledger.charge(project.id, [answered(1)]).results for _ in range(2))
+    paid, again = (charge_one(ledger, project.id, [answered(1)]).results for _ in range(2))
     assert [each.seq for each in paid] == [each.seq for each in again], "found by its digest"
-    assert ledger.verify("study").ok
-    assert list(ledger.charges("study"))[-1].created_at.utcoffset() is not None
+    assert ledger.verifier.verify_project("study").ok
+    assert list(ledger.entries.list("study"))[-1].created_at.utcoffset() is not None
     engine = connect(url)
     check_schema(engine)
     assert schema_differences(engine) == []
@@ -95,7 +95,7 @@ def test_a_session_without_triggers_is_refused(each_database_url: str) -> None:
     run_as_owner(url, f"{database_of(url)} SET session_replication_role = 'replica'")
     for refused in (url, as_owner(url)):
         with refuses(DatabaseUnavailable, "session_replication_role", "replica"):
-            Ledger(connect(refused), SECRET_KEY).verify_schema()
+            Ledger(connect(refused), SECRET_KEY).verifier.verify_schema()
     with early.begin() as connection:
         connection.execute(text("SET session_replication_role = 'replica'"))
     with refuses(DatabaseUnavailable, "session_replication_role", "replica"):
@@ -153,8 +153,8 @@ def test_pgbouncer_serves_sessions_and_nothing_else(
     with pgbouncer(postgres, each_database_url, "session") as url:
         pooled = Ledger(connect(url), SECRET_KEY)
         check_definitions(connect(url))
-        assert pooled.charge(project.id, [answered(1)]).project.charges == 1
-        assert pooled.verify("study").ok
+        assert charge_one(pooled, project.id, [answered(1)]).project.charges == 1
+        assert pooled.verifier.verify_project("study").ok
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def opened(each_database_url: str) -> Opened:
 
 def used_up(opened: Opened) -> float | None:
     replica = Ledger(connect(opened.url), SECRET_KEY)
-    return views.budget(*replica.project_with_shadows("study")).used_up
+    return views.budget(*replica.projects.get_with_shadows("study")).used_up
 
 
 def expected(opened: Opened, inputs: Sequence[NDArray[np.uint8]]) -> list[int]:
@@ -62,7 +62,7 @@ def test_they_are_charged_by_the_real_queries_with_them_and_no_oftener(opened: O
     opened.ask(inputs)  # paid already
     accounts = np.frombuffer(opened.row(shadow_accounts).accounts, "<u4")
     assert accounts.tolist() == expected(opened, inputs)
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def test_a_project_and_its_shadows_are_read_as_of_one_moment(opened: Opened) -> None:
@@ -70,15 +70,15 @@ def test_a_project_and_its_shadows_are_read_as_of_one_moment(opened: Opened) -> 
     opened.ask(inputs[:2])
     reader, later = Ledger(connect(opened.url), SECRET_KEY), [inputs[2:]]
 
-    @event.listens_for(reader._engine, "before_cursor_execute")
+    @event.listens_for(reader._access.engine, "before_cursor_execute")
     def come_between(_: object, __: object, statement: str, *___: object) -> None:
         if "shadow_accounts" in statement and later:
             opened.ask(later.pop())
 
-    project, shadows = reader.project_with_shadows("study")
+    project, shadows = reader.projects.get_with_shadows("study")
     assert shadows is not None
     assert (project.charges, shadows.tolist()) == (2, expected(opened, inputs[:2]))
-    assert opened.ledger.project("study").charges == 4
+    assert opened.ledger.projects.get("study").charges == 4
 
 
 @SQLITE_BY_DAY
@@ -122,8 +122,8 @@ def test_where_people_are_used_up_nobody_is_asked_and_nothing_is_charged(opened:
     assert opened.ask(rows[most:]).results == gone
     assert opened.ask(rows[most:] * 2).results == [*gone, *gone]
     assert (opened.stored() == accounts).all()
-    assert opened.ledger.project("study").charges == most + 1
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.projects.get("study").charges == most + 1
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def test_once_nothing_more_is_paid_for_what_was_exhausted_is_refused(
@@ -141,7 +141,7 @@ def test_once_nothing_more_is_paid_for_what_was_exhausted_is_refused(
     assert [each.replayed for each in first.results[1:3]] == [True, True]
     with refuses(BudgetExhausted, 40):
         opened.ask([near(0, 1)])
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 @SQLITE_BY_DAY
@@ -149,20 +149,20 @@ def test_those_who_come_can_be_asked_where_others_are_used_up(opened: Opened) ->
     """How many came is not public, so every region counts as full of them."""
     spend(opened, 0, 1, 2)
     assert opened.ask([opened.people.input(0, 1)]).results[0].outcome == "exhausted"
-    opened.ledger.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
+    opened.ledger.ensembles.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
     assert used_up(opened) == 0
     assert opened.ask([opened.people.input(0, 1)]).results[0].outcome == "answered"
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 @SQLITE_BY_DAY
 def test_after_a_restore_no_edition_empties_them(opened: Opened) -> None:
     """Those who come then have full accounts, too."""
     opened.ask(many(opened.people, 4))
-    opened.ledger.fill_accounts()
+    opened.ledger.projects.fill_accounts()
     assert used_up(opened) == 1
-    assert opened.ledger.verify("study").problems == []
-    opened.ledger.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
+    assert opened.ledger.verifier.verify_project("study").problems == []
+    opened.ledger.ensembles.make_edition("people", 2, digest("people").hex(), PEOPLE, ())
     assert used_up(opened) == 1
 
 
@@ -181,7 +181,7 @@ def test_outcomes_are_the_same_whatever_the_private_data_are(opened: Opened, wor
             row = dict(connection.execute(select(unit_accounts).where(here_)).one()._mapping)
             row["accounts"] = np.full(PEOPLE, opened.allowance, "<u4").tobytes()
             row |= {"filled": 1}
-            row["seal"] = opened.ledger._seals.of("unit_accounts", row)
+            row["seal"] = opened.ledger._access.seals.of("unit_accounts", row)
             connection.execute(update(unit_accounts).values(row).where(here_))
     else:
         weight = 0 if world == "nobody" else 1

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import terrine_server
 from support.databases import SECRET_KEY, migrated
-from support.ledgers import FACTS, answered, digest, open_project
+from support.ledgers import FACTS, answered, charge_one, digest, open_project
 from terrine_server.api.ledger import csv_lines
 from terrine_server.cli.ledger import app
 from terrine_server.cli.student import save_labels
@@ -44,9 +44,9 @@ def ledger(tmp_path: Path, secret_key: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TERRINE_DATABASE_URL", url)
     ledger = Ledger(migrated(url), SECRET_KEY)
     info = FACTS.model_copy(update={"classes": HOSTILE})
-    ledger.register_ensemble("mnist", "e", digest("m").hex(), info, 60_000, cap(20.0, 1e-5))
+    ledger.ensembles.register("mnist", "e", digest("m").hex(), info, 60_000, cap(20.0, 1e-5))
     project = open_project(ledger, 20)
-    ledger.charge(project.id, [answered(label, label) for label in range(len(HOSTILE))])
+    charge_one(ledger, project.id, [answered(label, label) for label in range(len(HOSTILE))])
     return ledger
 
 
@@ -57,8 +57,8 @@ def labels_of(text: str) -> list[str]:
 
 
 def test_the_ledger_as_csv_has_no_formula(ledger: Ledger) -> None:
-    entries = ledger.stream_charges("study")
-    assert labels_of("".join(csv_lines(entries, ledger.ensemble("mnist")))) == SAFE
+    entries = ledger.entries.stream("study")
+    assert labels_of("".join(csv_lines(entries, ledger.ensembles.get("mnist")))) == SAFE
 
 
 def test_an_export_that_is_verified_has_the_names_as_they_are(

@@ -60,6 +60,7 @@ from support.forgeries import (
 from support.ledgers import (
     GNMAX,
     answered,
+    charge_one,
     counted,
     digest,
     open_ledger,
@@ -81,9 +82,9 @@ from terrine_server.errors import (
     ServiceError,
 )
 from terrine_server.labeling.local_voters import LocalVoters
-from terrine_server.ledger import Ledger, NewProject, ProjectRecord, rows, verifying
+from terrine_server.ledger import Ledger, NewProject, ProjectRecord, exports, rows
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
-from terrine_server.ledger.rows import ACCOUNT_COLUMNS, ProjectCache
+from terrine_server.ledger.rows import ACCOUNT_COLUMNS
 from terrine_server.ledger.schema import Seals, metadata
 from terrine_server.ledger.transparency import check
 from terrine_server.ledger.verifying import verify_export, verify_log, verify_project
@@ -132,7 +133,7 @@ class Served(World):
 
     def started(self) -> FastAPI:
         """A server that has read nothing yet. Making a new one each time would take longest."""
-        self._starting.state.services.ledger._cache = ProjectCache(Seals(SECRET_KEY))
+        self._starting.state.services.ledger.projects._cache._opened.clear()
         return self._starting
 
     def label(self, app: FastAPI, start: int, end: int) -> httpx.Response:
@@ -357,7 +358,7 @@ def who(world: Served, among: set[str]) -> set[str]:
     of_file, of_checker = tee(exported(world, world.directory))  # each is written once
     satisfied: dict[str, Callable[[], bool]] = {
         "verify": lambda: verified(world),
-        "checkpoint": lambda: world.ledger().check_tree(policy_of(), world.kept).ok,
+        "checkpoint": lambda: world.ledger().tree.check(policy_of(), world.kept).ok,
         "doctor": lambda: healthy(world.ledger()),
         "file": lambda: all(verifies(file) for file in of_file if file.name != LOG),
         "checker": lambda: all(map(checks, of_checker)),
@@ -380,7 +381,7 @@ def healthy(ledger: Ledger) -> bool:
 def verifies(file: Path) -> bool:
     try:
         return verify_export(file).ok
-    except verifying.ArchiveError:
+    except exports.ArchiveError:
         return False
 
 
@@ -395,8 +396,8 @@ def verified(world: World) -> bool:
     """Whether `verify` finds all intact; what cannot even be verified is not."""
     ledger = world.ledger()
     try:
-        return ledger.verify_log().ok and all(
-            ledger.verify(name).ok for name in ledger.project_names()
+        return ledger.verifier.verify_log().ok and all(
+            ledger.verifier.verify_project(name).ok for name in ledger.projects.list_names()
         )
     except ServiceError:
         return False
@@ -423,15 +424,15 @@ def exported(world: World, directory: Path) -> Iterator[Path]:
         return file
 
     for number, account in enumerate(accounts):
-        fields = {name: plain(account[name]) for name in verifying.ACCOUNT_FIELDS}
+        fields = {name: plain(account[name]) for name in exports.ACCOUNT_FIELDS}
         mine = [line(entry) for entry in entries if entry["project_id"] == account["id"]]
         yield written(
             f"{number}.jsonl",
-            {"format": verifying.FORMAT, "account": fields},
+            {"format": exports.FORMAT, "account": fields},
             [{"project": account["name"], **entry} for entry in mine],
         )
     first = {name: plain(end[0][name]) if end else None for name in ("entries", "head")}
-    yield written(LOG, {"format": verifying.LOG_FORMAT, **first}, list(map(line, log)))
+    yield written(LOG, {"format": exports.LOG_FORMAT, **first}, list(map(line, log)))
 
 
 def line(entry: RowMapping) -> Row:
@@ -450,7 +451,7 @@ def plain(value: Any) -> Any:
 
 OF_THE_CAP = {"epsilon", "delta", "rdp_order", "cap", "delta_cap"}
 EXPORTED = {
-    "projects": set(verifying.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
+    "projects": set(exports.ACCOUNT_FIELDS) - {"status", "closed_at"} | {"ensemble_id"},
     "populations": OF_THE_CAP | {"id"},
     "ensembles": {n.removeprefix("ensemble__") for n in TERMS_FIELDS if "__" in n} - OF_THE_CAP
     | {"id", "population_id"},
@@ -513,18 +514,18 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         return row.label == result["label"], result["replayed"]
 
     def asks(name: str) -> object:
-        return ledger.charge(ledger.project(name).id, [answered("new")]).results
+        return charge_one(ledger, ledger.projects.get(name).id, [answered("new")]).results
 
     def consults(name: str) -> object:
-        project = ledger.look_up(name, []).project
+        project = ledger.charging.look_up(name, []).project
         return project.account, project.status, project.terms
 
     def publishes() -> object:
-        project = ledger.project("secret")
-        return ledger.charge(project.id, voted(project, ["new"])).results
+        project = ledger.projects.get("secret")
+        return charge_one(ledger, project.id, voted(project, ["new"])).results
 
     def opens(name: str, ensemble: str) -> object:
-        return ledger.open_project(
+        return ledger.projects.open(
             NewProject(name, ensemble, GNMAX, terms(2))
         ).ensemble.population.cap
 
@@ -538,11 +539,13 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         "repeat": lambda: label(0, 3),
         "budget": lambda: http("GET", "/budget", "student"),
         "verdict": verdict,
-        "counts": lambda: ledger.charge(ledger.project("counted").id, [counted(1)]).results,
+        "counts": lambda: (
+            charge_one(ledger, ledger.projects.get("counted").id, [counted(1)]).results
+        ),
         "closed": lambda: asks("done"),
         "resting": lambda: asks("resting"),
         "payments": lambda: (
-            {*ledger.payers("study", [1, 2, 3]).values()} <= {world.id_of("student")}
+            {*ledger.entries.payers("study", [1, 2, 3]).values()} <= {world.id_of("student")}
         ),
     }
     for path, role in PAGES.items():
@@ -556,7 +559,7 @@ def requests(world: Served, app: FastAPI) -> dict[str, Callable[[], object]]:
         "tally": publishes,
         "open": lambda: opens("new", "mnist"),
         "open on spare": lambda: opens("newer", "spare"),
-        "pause": lambda: ledger.set_status("unused", ProjectStatus.PAUSED).status,
+        "pause": lambda: ledger.projects.set_status("unused", ProjectStatus.PAUSED).status,
     }
 
 
@@ -1000,7 +1003,7 @@ def test_a_balance_that_does_not_follow_is_refused_when_it_is_read_in_spite_of_t
     hand = Hand(world.engine, world.url, with_key=True)
     names = [row["name"] for row in world.rows()["projects"]]
     row, place = world.row("projects", name="secret"), names.index("secret")
-    batch = voted(world.ledger().project("secret"), ["new"])
+    batch = voted(world.ledger().projects.get("secret"), ["new"])
     for column in ("published", "spent", "delta_spent", "cap_spent", "charges"):
         for value in near_balance(row, column):
             if value == row[column]:
@@ -1008,10 +1011,10 @@ def test_a_balance_that_does_not_follow_is_refused_when_it_is_read_in_spite_of_t
             with hand.set("projects", place, column, value) as done:
                 assert done
                 with pytest.raises(LedgerCorrupted):
-                    world.ledger().charge(row["id"], batch)
+                    charge_one(world.ledger(), row["id"], batch)
     acts: list[Callable[[], object]] = [
-        lambda: world.ledger().open_project(NewProject("second", "mnist", GNMAX, terms(3))),
-        lambda: world.ledger().set_status("study", ProjectStatus.CLOSED),
+        lambda: world.ledger().projects.open(NewProject("second", "mnist", GNMAX, terms(3))),
+        lambda: world.ledger().projects.set_status("study", ProjectStatus.CLOSED),
     ]
     for cell in cells(world, "ensembles"):
         if cell.column.name in {"id", "name"} | NOT_IN_THE_BOOKS["ensembles"]:
@@ -1027,20 +1030,20 @@ def test_a_balance_that_does_not_follow_is_refused_when_it_is_read_in_spite_of_t
 def test_another_secret_key_is_refused_at_the_start_and_changes_nothing(world: World) -> None:
     other = world.ledger(b"another key, of 32 bytes or more")
     with pytest.raises(NotSealed):
-        other.check_sealed()
+        other.log.check_sealed()
     study = world.row("projects", name="study")["id"]
     acts: tuple[Callable[[], object], ...] = (
-        lambda: other.charge(study, [answered("new")]),
-        lambda: other.set_status("study", ProjectStatus.CLOSED),
+        lambda: charge_one(other, study, [answered("new")]),
+        lambda: other.projects.set_status("study", ProjectStatus.CLOSED),
         lambda: Tokens(other, SECRET_KEY).authenticate(world.tokens["student"]),
-        lambda: other.open_project(NewProject("new", "mnist", GNMAX, terms(2))),
+        lambda: other.projects.open(NewProject("new", "mnist", GNMAX, terms(2))),
     )
     for act in acts:
         with pytest.raises(ServiceError):
             act()
-    assert not other.verify_log().ok
-    assert world.ledger().verify_log().ok, "nothing was changed"
-    assert world.ledger().verify("study").ok
+    assert not other.verifier.verify_log().ok
+    assert world.ledger().verifier.verify_log().ok, "nothing was changed"
+    assert world.ledger().verifier.verify_project("study").ok
 
 
 # ------------------------------------------------------------------------------------- files
@@ -1073,7 +1076,7 @@ def test_a_report_is_bounded(forger: Connection) -> None:
 
 def test_unknown_projects_cannot_be_verified(world: World) -> None:
     with pytest.raises(NotFound):
-        world.ledger().verify("nobody")
+        world.ledger().verifier.verify_project("nobody")
 
 
 @pytest.mark.slow
@@ -1084,9 +1087,9 @@ def test_verifying_a_longer_ledger_takes_no_more_memory(database_url: str) -> No
         name = f"project{entries}"
         project = open_project(ledger, entries, {"name": "gnmax", "sigma": 400.0}, name=name)
         for start in range(0, entries, 1000):
-            ledger.charge(project.id, [answered(i) for i in range(start, start + 1000)])
+            charge_one(ledger, project.id, [answered(i) for i in range(start, start + 1000)])
         tracemalloc.start()
-        assert ledger.verify(name).ok
+        assert ledger.verifier.verify_project(name).ok
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most

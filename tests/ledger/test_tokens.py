@@ -37,7 +37,7 @@ def each_ledger(each_database_url: str) -> Ledger:
 def create(
     ledger: Ledger, id: str, role: Role = Role.STUDENT, project: str | None = "study"
 ) -> TokenRecord:
-    return ledger.create_token(
+    return ledger.tokens.create(
         NewToken(
             id=id, hash=digest(id), role=role, project=project, label="for tests", expires_at=LATER
         )
@@ -46,18 +46,18 @@ def create(
 
 def test_a_token_comes_back_as_it_was_made(ledger: Ledger) -> None:
     token = create(ledger, "one")
-    assert ledger.find_token("one") == token
+    assert ledger.tokens.find("one") == token
     assert (token.role, token.project, token.label) == (Role.STUDENT, "study", "for tests")
     assert (token.hash, token.expires_at, token.revoked_at) == (digest("one"), LATER, None)
     assert abs(token.created_at - datetime.now(UTC)) < timedelta(minutes=1)
-    assert ledger.find_token("another") is None
+    assert ledger.tokens.find("another") is None
 
 
 def test_an_expiry_in_any_zone_is_the_same_instant(each_ledger: Ledger) -> None:
     from datetime import timezone
 
     eastern = LATER.astimezone(timezone(timedelta(hours=-5)))
-    token = each_ledger.create_token(
+    token = each_ledger.tokens.create(
         NewToken(
             id="one", hash=digest(1), role=Role.ADMIN, project=None, label="", expires_at=eastern
         )
@@ -78,12 +78,12 @@ def test_a_students_token_belongs_to_one_project_and_others_to_none(ledger: Ledg
 
 def test_revoking_is_remembered_once(ledger: Ledger) -> None:
     create(ledger, "one")
-    revoked = ledger.revoke_token("one")
+    revoked = ledger.tokens.revoke("one")
     assert revoked.revoked_at is not None
-    assert ledger.revoke_token("one") == revoked
-    assert ledger.find_token("one") == revoked
+    assert ledger.tokens.revoke("one") == revoked
+    assert ledger.tokens.find("one") == revoked
     with pytest.raises(NotFound):
-        ledger.revoke_token("another")
+        ledger.tokens.revoke("another")
 
 
 def test_a_token_is_looked_up_once_more_with_what_is_on_record(ledger: Ledger) -> None:
@@ -92,10 +92,10 @@ def test_a_token_is_looked_up_once_more_with_what_is_on_record(ledger: Ledger) -
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     found = tokens.authenticate(token)
     assert found.record is not None
-    ledger.look_up("study", [], {found.record})
-    ledger.revoke_token(found.token_id)
+    ledger.charging.look_up("study", [], {found.record})
+    ledger.tokens.revoke(found.token_id)
     with pytest.raises(TokenChanged) as changed:
-        ledger.look_up("study", [], {found.record})
+        ledger.charging.look_up("study", [], {found.record})
     assert changed.value.tokens == {found.token_id}
     with pytest.raises(Unauthorized):
         tokens.authenticate(token)
@@ -118,18 +118,18 @@ def test_an_expired_token_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyP
 
 def test_tokens_are_listed_page_by_page(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (3, 2, 2, 2, 1)]
-    monkeypatch.setattr("terrine_server.ledger.ledger.now", iter(times).__next__)
+    monkeypatch.setattr("terrine_server.ledger.database.now", iter(times).__next__)
     for id in "edcba":
         create(ledger, id, Role.ADMIN, None)
     whole = ["a", "b", "c", "d", "e"]  # three of them were made at the same instant
-    assert [token.id for token in ledger.list_tokens()] == whole
+    assert [token.id for token in ledger.tokens.list()] == whole
     for limit in (1, 2, 3, 6):
         listed: list[str] = []
-        while page := ledger.list_tokens(after=listed[-1] if listed else None, limit=limit):
+        while page := ledger.tokens.list(after=listed[-1] if listed else None, limit=limit):
             assert len(page) <= limit
             listed += [token.id for token in page]
             assert len(listed) <= len(whole)
         assert listed == whole
-    assert ledger.list_tokens(project="study") == []
+    assert ledger.tokens.list(project="study") == []
     with refuses(NotFound, "f"):
-        ledger.list_tokens(after="f")
+        ledger.tokens.list(after="f")

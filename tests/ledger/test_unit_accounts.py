@@ -17,6 +17,7 @@ from support.ledgers import (
     NEIGHBOURS,
     PEOPLE,
     Opened,
+    charge_one,
     counted,
     many,
     open_people,
@@ -41,6 +42,7 @@ from terrine_server.ledger import (
     connect,
 )
 from terrine_server.ledger import accounts as accounts_of
+from terrine_server.ledger.charging import Charging
 from terrine_server.ledger.schema import charges, projects, shadow_accounts, unit_accounts
 from terrine_server.privacy import Neighbours
 
@@ -80,9 +82,9 @@ def test_accounts_follow_from_the_answers_whatever_replica_gave_them(opened: Ope
     assert all(result.replayed for result in answered.results)
     assert opened.stored().tolist() == expected(opened, inputs).tolist()
     assert opened.stored().max() > 1
-    row, project = opened.row(unit_accounts), opened.ledger.project("study")
+    row, project = opened.row(unit_accounts), opened.ledger.projects.get("study")
     assert (row.charges, row.head.hex()) == (12, project.head)
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def test_a_query_twice_in_one_group_is_voted_on_once(opened: Opened) -> None:
@@ -105,10 +107,10 @@ def test_refusals_follow_from_the_number_of_queries_alone(database_url: str) -> 
         opened.ask(inputs[44:])
     assert opened.stored().max() == opened.allowance
     assert opened.stored().tolist() == expected(opened, inputs[:40]).tolist()
-    project = opened.ledger.project("study")
+    project = opened.ledger.projects.get("study")
     assert project.spent == project.terms.budget
     assert project.cap_spent == project.terms.cap_budget
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def test_spent_is_the_same_function_of_the_count_whoever_voted(database_url: str) -> None:
@@ -121,7 +123,7 @@ def test_spent_is_the_same_function_of_the_count_whoever_voted(database_url: str
     for x in [*inputs, *nobody]:
         labeling.answer("study", [labeling.check("study", np.stack([x]))])
         labeling.answer("other", [labeling.check("other", np.stack([x ^ 2]))])
-        study, other = opened.ledger.project("study"), opened.ledger.project("other")
+        study, other = opened.ledger.projects.get("study"), opened.ledger.projects.get("other")
         assert study.account == other.account
 
 
@@ -137,12 +139,14 @@ def test_what_closing_keeps_of_the_cap_is_the_least_of_the_allowance_and_the_que
         if queries:
             inputs = np.stack(many(opened.people, queries, name))
             labeling.answer(name, [labeling.check(name, inputs)])
-        before = opened.ledger.ensemble("people").population.reserved
-        opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
-        kept = opened.ledger.ensemble("people").population.reserved - (before - terms.cap_budget)
+        before = opened.ledger.ensembles.get("people").population.reserved
+        opened.ledger.projects.set_status(name, "closed")  # type: ignore[arg-type]
+        kept = opened.ledger.ensembles.get("people").population.reserved - (
+            before - terms.cap_budget
+        )
         worth = terms.allowance.cost(min(terms.allowance.most, queries), terms.cap_rule)
         assert worth * 1e12 <= kept <= worth * 1e12 + queries + 1
-        assert opened.ledger.verify(name).problems == []
+        assert opened.ledger.verifier.verify_project(name).problems == []
 
 
 class KilledError(BaseException):
@@ -154,7 +158,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         raise KilledError
 
     if where == "after the draw":
-        monkeypatch.setattr(Ledger, "charge_group", die)
+        monkeypatch.setattr(Charging, "charge", die)
     elif where == "before the accounts are written":
         monkeypatch.setattr(accounts_of, "save_unit_accounts", die)
     elif where == "before the commit":
@@ -166,13 +170,13 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 
         monkeypatch.setattr(accounts_of, "save_unit_accounts", save)
     else:
-        usual_charge = Ledger.charge_group
+        usual_charge = Charging.charge
 
-        def charge(self: Ledger, *given: Any) -> None:
+        def charge(self: Charging, *given: Any) -> None:
             usual_charge(self, *given)
             die()
 
-        monkeypatch.setattr(Ledger, "charge_group", charge)
+        monkeypatch.setattr(Charging, "charge", charge)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +198,12 @@ def test_whatever_dies_in_between_accounts_and_charges_go_together(
         with pytest.raises(KilledError):
             opened.ask(inputs[3:])
     paid = 8 if written else 3
-    assert opened.ledger.project("study").charges == paid
+    assert opened.ledger.projects.get("study").charges == paid
     assert opened.stored().tolist() == expected(opened, inputs[:paid]).tolist()
     after = opened.ask(inputs[3:])
     assert [result.replayed for result in after.results] == [written] * 5
     assert opened.stored().tolist() == expected(opened, inputs).tolist()
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def drawn(
@@ -212,14 +216,17 @@ def drawn(
         proposal.query_digest, proposal.input_digest, proposal.outcome, 0, counts=counts
     )
     digests = [QueryDigest(proposal.query_digest, proposal.input_digest)]
-    record = opened.ledger.look_up("study", digests)
+    record = opened.ledger.charging.look_up("study", digests)
     project = record.project
     mechanism = Neighbours(PEOPLE, 2, 15.0, 40)
     weights = opened.people.near(near[None])
     _, after = mechanism.cast(
-        weights, opened.voters.found.units, opened.ledger.unit_accounts(project), opened.allowance
+        weights,
+        opened.voters.found.units,
+        opened.ledger.charging.unit_accounts(project),
+        opened.allowance,
     )
-    shadows = opened.ledger.shadow_accounts(project, PEOPLE)
+    shadows = opened.ledger.charging.shadow_accounts(project, PEOPLE)
     return [proposal], record, SpentAccounts(project.charges, project.head, 1, after, shadows)
 
 
@@ -227,12 +234,12 @@ def test_a_draw_that_another_replica_overtook_is_discarded(opened: Opened) -> No
     one = drawn(opened, "one", opened.people.input(1))
     other = drawn(opened, "other", opened.people.input(1))
     replica = Ledger(connect(opened.url), SECRET_KEY)
-    replica.charge_group(opened.project.id, [other[0]], other[1], other[2])
+    replica.charging.charge(opened.project.id, [other[0]], other[1], other[2])
     with pytest.raises(ConcurrentUpdate):
-        opened.ledger.charge_group(opened.project.id, [one[0]], one[1], one[2])
+        opened.ledger.charging.charge(opened.project.id, [one[0]], one[1], one[2])
     assert opened.stored()[1] == 1
     with pytest.raises(ConcurrentUpdate):
-        opened.ledger.unit_accounts(one[1].project)
+        opened.ledger.charging.unit_accounts(one[1].project)
 
 
 def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
@@ -243,27 +250,27 @@ def test_a_draw_that_an_edition_overtook_is_discarded_and_drawn_again(
     opened.ask(inputs[:2])
     batch, record, cast = drawn(opened, "one", opened.people.input(1))
     before = opened.stored()
-    opened.ledger.make_edition("people", 2, "22" * 32, PEOPLE, [1])
+    opened.ledger.ensembles.make_edition("people", 2, "22" * 32, PEOPLE, [1])
     with refuses(ConcurrentUpdate, "People"):
-        opened.ledger.charge_group(opened.project.id, [batch], record, cast)
+        opened.ledger.charging.charge(opened.project.id, [batch], record, cast)
     with refuses(ConcurrentUpdate, "People"):
-        opened.ledger.unit_accounts(record.project)
-    assert opened.ledger.project("study").charges == 2
+        opened.ledger.charging.unit_accounts(record.project)
+    assert opened.ledger.projects.get("study").charges == 2
     before = before.copy()
     before[1] = opened.allowance
     assert opened.stored().tolist() == before.tolist()
-    labeling, usual = opened.labeling(), Ledger.charge_group
+    labeling, usual = opened.labeling(), Charging.charge
 
-    def overtaken(self: Ledger, *given: Any) -> Any:
-        monkeypatch.setattr(Ledger, "charge_group", usual)
-        opened.ledger.make_edition("people", 3, "33" * 32, PEOPLE, [1, 2])
+    def overtaken(self: Charging, *given: Any) -> Any:
+        monkeypatch.setattr(Charging, "charge", usual)
+        opened.ledger.ensembles.make_edition("people", 3, "33" * 32, PEOPLE, [1, 2])
         return usual(self, *given)
 
-    monkeypatch.setattr(Ledger, "charge_group", overtaken)
+    monkeypatch.setattr(Charging, "charge", overtaken)
     (answer,) = labeling.answer("study", [labeling.check("study", np.stack(inputs[2:]))])
     assert not isinstance(answer, Exception)
     assert opened.stored()[[1, 2]].tolist() == [opened.allowance] * 2
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
@@ -271,17 +278,17 @@ def test_nothing_is_charged_without_accounts_or_with_those_of_other_queries(
 ) -> None:
     batch, record, cast = drawn(opened, "one", opened.people.input(1))
     with refuses(ValueError, "accounts"):
-        opened.ledger.charge(opened.project.id, batch)
+        charge_one(opened.ledger, opened.project.id, batch)
     with refuses(ValueError, "accounts"):
-        opened.ledger.charge_group(opened.project.id, [batch], record)
+        opened.ledger.charging.charge(opened.project.id, [batch], record)
     for other in (
         replace(cast, queries=2),
         replace(cast, charges=cast.charges + 1),
         replace(cast, head="00" * 32),
     ):
         with pytest.raises(ConcurrentUpdate):
-            opened.ledger.charge_group(opened.project.id, [batch], record, other)
-    assert opened.ledger.project("study").charges == 0
+            opened.ledger.charging.charge(opened.project.id, [batch], record, other)
+    assert opened.ledger.projects.get("study").charges == 0
     assert opened.stored().tolist() == [0] * PEOPLE
 
 
@@ -296,7 +303,7 @@ def test_voters_without_records_answer_nothing(opened: Opened) -> None:
     opened.voters = Elsewhere()  # type: ignore[assignment]
     with refuses(EnsembleUnavailable, "cluster"):
         opened.ask(many(opened.people, 2))
-    assert opened.ledger.project("study").charges == 0
+    assert opened.ledger.projects.get("study").charges == 0
 
 
 EDITS: dict[str, Callable[[Any], dict[str, Any] | None]] = {
@@ -331,9 +338,9 @@ def test_accounts_that_were_edited_answer_nothing_and_verify_says_so(
             opened.ask(inputs[4:])
         if table is shadow_accounts:
             with refuses(LedgerCorrupted, "shadow", "study"):
-                opened.ledger.project_with_shadows("study")
-        assert opened.ledger.project("study").charges == 4
-        (problem,) = opened.ledger.verify("study").problems
+                opened.ledger.projects.get_with_shadows("study")
+        assert opened.ledger.projects.get("study").charges == 4
+        (problem,) = opened.ledger.verifier.verify_project("study").problems
         holds(problem, KINDS[table], "study")
         assert opened.ask(inputs[:4]).results[0].replayed, "what was paid needs no account"
 
@@ -348,30 +355,30 @@ def test_an_older_row_with_its_own_seal_is_found(opened: Opened, table: Table) -
         connection.execute(update(table).values(older))
     with refuses(LedgerCorrupted, "charges"):
         opened.ask(inputs[4:])
-    assert opened.ledger.verify("study").problems
+    assert opened.ledger.verifier.verify_project("study").problems
 
 
 def test_after_a_restore_nobody_votes_and_nothing_goes_back_to_the_cap(opened: Opened) -> None:
     open_study(opened.ledger, name="untouched")
     inputs = many(opened.people, 6)
     opened.ask(inputs[:4])
-    done = opened.ledger.fill_accounts()
+    done = opened.ledger.projects.fill_accounts()
     assert (done.paused, done.filled) == (["study", "untouched"], ["study", "untouched"])
     with connect(opened.url).connect() as connection:
         for row in connection.execute(select(unit_accounts)):
             assert set(np.frombuffer(row.accounts, "<u4").tolist()) == {opened.allowance}
     for name in ("study", "untouched"):
         with refuses(Conflict, "paused"):
-            opened.ledger.set_status(name, "closed")  # type: ignore[arg-type]
-        assert opened.ledger.verify(name).problems == []
-    opened.ledger.set_status("study", "active")  # type: ignore[arg-type]
+            opened.ledger.projects.set_status(name, "closed")  # type: ignore[arg-type]
+        assert opened.ledger.verifier.verify_project(name).problems == []
+    opened.ledger.projects.set_status("study", "active")  # type: ignore[arg-type]
     opened.ask(inputs[4:])  # what is answered now is noise
     assert set(opened.stored().tolist()) == {opened.allowance}
     with refuses(Conflict, "paused"):
-        opened.ledger.set_status("study", "closed")  # type: ignore[arg-type]
-    assert opened.ledger.verify("study").problems == []
-    assert opened.ledger.fill_accounts().filled == ["study", "untouched"]
-    logged = [entry.action for entry in opened.ledger.log(limit=100)]
+        opened.ledger.projects.set_status("study", "closed")  # type: ignore[arg-type]
+    assert opened.ledger.verifier.verify_project("study").problems == []
+    assert opened.ledger.projects.fill_accounts().filled == ["study", "untouched"]
+    logged = [entry.action for entry in opened.ledger.log.list(limit=100)]
     assert logged.count("accounts-filled") == 4
 
 
@@ -393,7 +400,9 @@ def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened
         connection.execute(delete(charges).where(charges.c.seq > 2))
         for table, (row,) in older.items():
             connection.execute(update(table).values(row))
-    assert opened.ledger.verify("study").problems == [], "only a checkpoint can tell"
+    assert opened.ledger.verifier.verify_project("study").problems == [], (
+        "only a checkpoint can tell"
+    )
     with refuses(LedgerCorrupted, "backup"):
         ask(inputs[4:])
 
@@ -401,11 +410,13 @@ def test_a_backup_restored_under_a_running_server_answers_nothing(opened: Opened
 def test_nothing_that_leaves_the_ledger_has_an_account_in_it(opened: Opened) -> None:
     """Two worlds that differ in all their accounts say the same, but for digests and times."""
     opened.ask(many(opened.people, 5))
-    told = json.dumps([*opened.ledger.export("study"), *opened.ledger.export_log()])
+    told = json.dumps(
+        [*opened.ledger.exports.export_project("study"), *opened.ledger.exports.export_log()]
+    )
     assert "accounts" not in told
     assert NEIGHBOURS["name"] in told
     for text in (
-        repr(opened.ledger.project("study")),
+        repr(opened.ledger.projects.get("study")),
         repr(drawn(opened, 1, opened.people.input(1))),
     ):
         assert "array" not in text

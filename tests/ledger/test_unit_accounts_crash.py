@@ -32,11 +32,11 @@ def test_replicas_at_once_and_killed_leave_no_answer_uncounted(
         assert process.exitcode == 0
     told = {tuple(map(int, line.split())) for line in log.read_text().splitlines()}
     assert len({index for index, _ in told}) == len(told), "each input has one charge"
-    charged = opened.ledger.project("study").charges
+    charged = opened.ledger.projects.get("study").charges
     assert {seq for _, seq in told} <= set(range(1, charged + 1))
     assert opened.stored().tolist() == replayed(opened, inputs).tolist()
     assert opened.stored().max() > 3
-    assert opened.ledger.verify("study").problems == []
+    assert opened.ledger.verifier.verify_project("study").problems == []
 
 
 def killed_after(lines: int, process: object, log: Path) -> bool:

@@ -21,7 +21,7 @@ from sqlalchemy import Engine, create_engine, text
 from support import processes
 from support.data import KEPT, RECORDS_KEY
 from support.databases import POSTGRESQL_BY_DAY, SECRET_KEY, SERVICE, Copies, as_owner
-from support.ledgers import answered
+from support.ledgers import answered, charge_one
 from support.processes import Done, Terrine, at_once
 from support.servers import Machine, question, serving_process
 from support.wording import holds
@@ -86,17 +86,19 @@ class Service:
 
     def charge(self, count: int) -> None:
         """Let a student of its own spend something, without a server."""
-        name = f"spent-{len(self.ledger.project_names())}"
+        name = f"spent-{len(self.ledger.projects.list_names())}"
         self.machine.student(name, count)
         ledger = self.ledger
-        ledger.charge(ledger.project(name).id, [answered(i) for i in range(count)])
+        charge_one(ledger, ledger.projects.get(name).id, [answered(i) for i in range(count)])
 
     def state(self) -> dict[str, Any]:
         """What its ledger and its files are."""
         ledger = self.ledger
         return {
-            "heads": {name: ledger.project(name).head for name in ledger.project_names()},
-            "log": [entry.action for entry in ledger.log(limit=1000)],
+            "heads": {
+                name: ledger.projects.get(name).head for name in ledger.projects.list_names()
+            },
+            "log": [entry.action for entry in ledger.log.list(limit=1000)],
             "files": {
                 str(path.relative_to(self.data)): path.read_bytes()
                 for path in sorted((self.data / "ensembles").rglob("*"))
@@ -220,7 +222,7 @@ def test_a_backup_is_restored_on_another_machine_which_answers_and_verifies(
     assert [reply.status_code for reply in replies] == [200, 200]
     assert replies[0].json()["results"] == [{**first["results"][0], "replayed": True}]
     holds(new.run("ledger", "verify", "all"), "paid", "intact", 2)
-    assert "ledger-restored" in [entry.action for entry in new.machine.ledger.log()]
+    assert "ledger-restored" in [entry.action for entry in new.machine.ledger.log.list()]
 
 
 @POSTGRESQL_BY_DAY
@@ -296,7 +298,7 @@ def test_after_a_restore_the_service_charges_opens_and_registers_with_its_own_ro
     headers = service.machine.student("paid", 20)
     made = service.backup()
     service.replace(made)
-    service.machine.ledger.set_status("paid", ProjectStatus.ACTIVE)
+    service.machine.ledger.projects.set_status("paid", ProjectStatus.ACTIVE)
     with serving_process(service.machine) as server:
         assert httpx.get(f"{server.url}/readyz").status_code == 200
         reply = httpx.post(f"{server.url}/label", json=question(5), headers=headers)
@@ -397,7 +399,7 @@ def test_files_that_are_not_those_registered_are_not_backed_up(service: Service)
     assert service.back_up().code == 1
     shutil.rmtree(features.parent)
     holds(service.back_up().refused, "digits")
-    service.ledger.set_status("study", ProjectStatus.CLOSED)
+    service.ledger.projects.set_status("study", ProjectStatus.CLOSED)
     holds(service.back_up().fine, "digits", "gone")
 
 
@@ -501,7 +503,7 @@ def test_people_are_found_again_after_a_restore_and_their_accounts_are_spent(
     # Back to the other history, whose second edition has other files.
     service.replace(second)
     assert service.machine.wrong() == []
-    assert service.ledger.ensemble("people").current.manifest_sha256
+    assert service.ledger.ensembles.get("people").current.manifest_sha256
 
 
 @POSTGRESQL_BY_DAY
@@ -560,5 +562,5 @@ def test_a_restore_that_is_killed_leaves_the_old_state_or_completes_the_new_one(
 def new_state(service: Service, before: dict[str, Any]) -> bool:
     found = service.state()
     same = all(found[name] == before[name] for name in ("heads", "files"))
-    paused = {service.ledger.project(name).status for name in found["heads"]}
+    paused = {service.ledger.projects.get(name).status for name in found["heads"]}
     return same and paused == {ProjectStatus.PAUSED} and "ledger-restored" in found["log"]

@@ -23,7 +23,7 @@ from sqlalchemy import make_url, text
 from support.databases import SERVICE, SQLITE_BY_DAY, Postgres, as_owner
 from support.disks import fill, small_disk
 from support.documents import ROOT
-from support.ledgers import answered, unguarded
+from support.ledgers import answered, charge_one, unguarded
 from support.processes import Terrine
 from support.servers import Machine
 from support.wording import holds, says
@@ -49,7 +49,7 @@ def beside_schema(machine: Machine) -> list[tuple[str, str, str, str]]:
 
 def charge(machine: Machine, *queries: object) -> None:
     ledger = machine.ledger
-    ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
+    charge_one(ledger, ledger.projects.get("study").id, [answered(query) for query in queries])
 
 
 @pytest.mark.usefixtures("each_database_url")
@@ -343,7 +343,7 @@ def test_a_charge_from_the_future_is_found(
 ) -> None:
     later = datetime.now(UTC) + timedelta(days=1)
     with monkeypatch.context() as ahead:
-        ahead.setattr("terrine_server.ledger.ledger.now", lambda: later)
+        ahead.setattr("terrine_server.ledger.database.now", lambda: later)
         charge(served_machine, 1)
     ((check, state, found, fix),) = served_machine.wrong()
     assert (check, state) == ("clock", "problem")

@@ -161,7 +161,7 @@ def test_metrics_of_projects_match_the_accounts_that_students_see(
 ) -> None:
     for name in ("busy", "idle", "closed"):
         terrine_server.open_project(name, epsilon=2.0)
-    terrine_server.ledger.set_status("closed", ProjectStatus.CLOSED)
+    terrine_server.ledger.projects.set_status("closed", ProjectStatus.CLOSED)
     student = Caller(terrine_server, terrine_server.token("student", "busy"))
     student.label(terrine_server.ensemble.public[:5])
     seen = scrape(terrine_server)
@@ -242,10 +242,10 @@ def test_caps_are_shared_by_projects_and_told_as_the_owner_sees_them(
 
     assert told("epsilon") == account["epsilon"] == CAP_EPSILON
     assert told("reserved_ratio") == account["reserved"] / account["cap"]
-    spent = ledger.project("study").cap_spent
+    spent = ledger.projects.get("study").cap_spent
     assert 0 < told("spent_ratio") == spent / account["cap"] < told("reserved_ratio")
-    ledger.set_status("closed", ProjectStatus.CLOSED)
-    (left,) = ledger.populations()
+    ledger.projects.set_status("closed", ProjectStatus.CLOSED)
+    (left,) = ledger.ensembles.list_populations()
     assert told("reserved_ratio") == left.reserved / left.cap < account["reserved"] / account["cap"]
 
 
@@ -336,7 +336,7 @@ def test_without_its_database_a_server_says_that_it_is_not_ready(
     unseen, revoked = (terrine_server.token("metrics") for _ in range(2))
     for caller in (*confirmed.values(), Caller(terrine_server, revoked)):
         assert value(read(caller), "terrine_ready") == 1
-    terrine_server.ledger.revoke_token(revoked.split("_")[1])
+    terrine_server.ledger.tokens.revoke(revoked.split("_")[1])
     assert slug(Caller(terrine_server, revoked).http.get("/metrics")) == "unauthorized"
     with database_gone(database_url):
         seen = read(confirmed["metrics"])

@@ -77,7 +77,7 @@ def watched(
         student = Caller(server, server.token())
         student.label(server.ensemble.public[:3])
         student.http.get("/nowhere")
-        until(lambda: server.ledger.checkpoint() is not None)
+        until(lambda: server.ledger.tree.checkpoint() is not None)
         server.settings.last_backup_path.touch()
         yield server
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from support.clients import slug
 from support.databases import SQLITE_BY_DAY, as_owner, tools_of
-from support.ledgers import answered, register
+from support.ledgers import answered, charge_one, register
 from support.processes import until
 from support.servers import Machine, Serving, question, serving_process
 from support.wording import holds, refuses, says
@@ -38,7 +38,7 @@ def ask(server: Serving, student: dict[str, str], *numbers: int) -> httpx.Respon
 def charge(machine: Machine, query: int) -> None:
     """Pay for a query, without a server."""
     ledger = machine.ledger
-    ledger.charge(ledger.project("study").id, [answered(query)])
+    charge_one(ledger, ledger.projects.get("study").id, [answered(query)])
 
 
 def sign_all(machine: Machine) -> Checkpoint:
@@ -106,7 +106,7 @@ def test_a_ledger_that_went_back_answers_what_is_paid_and_spends_nothing(
         assert (opened.status_code, slug(opened)) == (503, "ledger-restored")
         until(lambda: server.entries("no checkpoint was signed"))
         server.stop()
-    assert machine.ledger.project("study").charges == 2
+    assert machine.ledger.projects.get("study").charges == 2
     assert signed(machine) == after, "it is the evidence"
 
     holds(machine.run("ledger", "restored").refused, "people", "--spent", after.size)
@@ -192,7 +192,7 @@ def test_a_log_that_ends_keeps_its_key_and_what_it_signed(
     refused = machine.run("ledger", "restored", *spent, "--origin", "labels.example.org").refused
     holds(refused, "labels.example.org", "--origin")
     holds(machine.run("ledger", "restored", *spent).fine, "labels.example.org/2")
-    (told,) = [e for e in machine.ledger.log() if e.action == "ledger-lost"]
+    (told,) = [e for e in machine.ledger.log.list() if e.action == "ledger-lost"]
     assert told.detail["spent"] == {"people": [1.0, 1e-6]}, "told twice, it counts once"
     (key,) = machine.data.glob("checkpoint.key.*")
     (note,) = machine.data.glob("checkpoint.signed.*")
@@ -246,7 +246,7 @@ def test_after_a_lost_database_no_budget_is_there_a_second_time(
     assert new_key or says(done, f"{before.origin}/2")
     machine.init().fine  # noqa: B018 - asserts
     machine.run(*REGISTER).fine  # noqa: B018 - asserts
-    population = machine.ledger.populations()[0]
+    population = machine.ledger.ensembles.list_populations()[0]
     assert population.limit.budget - population.reserved <= cap(2, 9e-5).budget
     machine.run(*OPEN, *BUDGET).refused  # noqa: B018 - asserts
     machine.run(*OPEN, "--epsilon", "1.9", "--delta", "1e-5").fine  # noqa: B018 - asserts
@@ -258,7 +258,7 @@ def test_after_a_lost_database_no_budget_is_there_a_second_time(
     taken = []
     for amounts in ("1,1e-6", "1,1e-6", "2,1e-6"):  # who told too little says more
         machine.run("ledger", "restored", "--spent", f"others={amounts}").fine  # noqa: B018
-        taken.append(machine.ledger.populations()[0].reserved)
+        taken.append(machine.ledger.ensembles.list_populations()[0].reserved)
     assert 0 < taken[0] == taken[1] < taken[2]
     machine.run("ledger", "verify").fine  # noqa: B018 - asserts
 

@@ -61,13 +61,13 @@ def test_a_server_that_is_stopped_answers_every_request_that_it_charges(
     assert statuses <= {200, 503, None}
     before, asked = dict(results), next(numbers)
     ledger = served_machine.ledger
-    assert ledger.project("ending").charges == len(before), "charged, but never sent"
+    assert ledger.projects.get("ending").charges == len(before), "charged, but never sent"
     with asking() as (_, http, pool):
         assert set(pool.map(partial(ask, http), range(asked))) == {200}
     again = {number: {**found, "replayed": True} for number, found in before.items()}
     assert {number: results[number] for number in before} == again
-    assert ledger.project("ending").charges == asked
-    assert ledger.verify("ending").ok
+    assert ledger.projects.get("ending").charges == asked
+    assert ledger.verifier.verify_project("ending").ok
 
 
 @pytest.mark.slow

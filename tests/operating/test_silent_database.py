@@ -66,8 +66,8 @@ def test_a_silent_database_is_a_503_in_time_and_afterwards_all_goes_on(
         for number in (0, 2, *range(0, 60, 3)):
             is_answered(number)
     ledger = served_machine.ledger
-    assert ledger.project("study2").charges == 20
-    assert ledger.verify("study2").ok
+    assert ledger.projects.get("study2").charges == 20
+    assert ledger.verifier.verify_project("study2").ok
 
 
 @POSTGRESQL
@@ -113,7 +113,7 @@ def test_charges_that_a_silence_left_uncertain_are_answered_once(
         # up may be in the group that tries the database next, and is answered once that goes on.
         assert noticed == {1, 2}
     ledger = served_machine.ledger
-    assert ledger.project("study2").charges == len(kept) == next(numbers)
-    paid = Counter(entry.label for entry in ledger.stream_charges("study2"))
+    assert ledger.projects.get("study2").charges == len(kept) == next(numbers)
+    paid = Counter(entry.label for entry in ledger.entries.stream("study2"))
     assert paid == Counter(result["label"] for result in kept.values())
-    assert ledger.verify("study2").ok
+    assert ledger.verifier.verify_project("study2").ok

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from support.ledgers import CONFIDENT, answered, open_ledger, open_project
+from support.ledgers import CONFIDENT, answered, charge_one, open_ledger, open_project
 from support.processes import run_program
 from support.wording import holds
 from terrine_models.students.models import Student
@@ -93,9 +93,11 @@ def run(code: str, extras: tuple[str, ...], *arguments: object) -> subprocess.Co
 def export(tmp_path: Path) -> Path:
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     project = open_project(ledger, 5, CONFIDENT)
-    ledger.charge(project.id, [answered(1), answered(2)])
+    charge_one(ledger, project.id, [answered(1), answered(2)])
     written = tmp_path / "study.jsonl"
-    written.write_text("".join(json.dumps(line) + "\n" for line in ledger.export("study")))
+    written.write_text(
+        "".join(json.dumps(line) + "\n" for line in ledger.exports.export_project("study"))
+    )
     return written
 
 

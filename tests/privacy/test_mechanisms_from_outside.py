@@ -80,7 +80,7 @@ def test_its_project_is_served_and_verified_and_verifies_without_it(
 ) -> None:
     engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     ledger = Ledger(engine, SECRET_KEY)
-    ledger.register_ensemble("votes", "ensembles/votes", "ab" * 32, FACTS, 1000, cap(4.0, 1e-5))
+    ledger.ensembles.register("votes", "ensembles/votes", "ab" * 32, FACTS, 1000, cap(4.0, 1e-5))
     terms = {"name": "study", "ensemble": "votes", "epsilon": 2.0, "delta": 1e-6}
     wanted = ProjectOpen.model_validate({**terms, "mechanism": SPEC})
     record = open_project(ledger, wanted)

@@ -54,7 +54,7 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
         with suppress(errors.DatabaseUnavailable):
             transaction.__exit__(None, None, None)
 
-    patch.setattr("terrine_server.ledger.ledger.appending", careless)
+    patch.setattr("terrine_server.ledger.database.appending", careless)
     patch.setitem(CHANCES, "error", 0.02)  # a commit must fail for it to matter
 
 

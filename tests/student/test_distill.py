@@ -80,12 +80,12 @@ def test_an_interrupted_study_continues_and_pays_nothing_twice(
 
     def pause_after_first_round(line: str) -> None:
         if "queries" in line:
-            server.ledger.set_status("study", ProjectStatus.PAUSED)
+            server.ledger.projects.set_status("study", ProjectStatus.PAUSED)
 
     with Client(server.url, server.token(), retries=0) as client:
         with pytest.raises(ProjectPaused):
             study(server, client, tmp_path / "s", tell=pause_after_first_round)
-        server.ledger.set_status("study", ProjectStatus.ACTIVE)
+        server.ledger.projects.set_status("study", ProjectStatus.ACTIVE)
         made = study(server, client, tmp_path / "s")
     assert len(made.report.rounds) == 3
     assert made.report.charges == (made.outcomes != "").sum()

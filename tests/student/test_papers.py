@@ -82,7 +82,7 @@ def test_its_papers_verify_with_the_service_and_with_its_log(trained: Trained) -
         assert report.ok, report.problems
         assert report.log is not None
         assert len(report.log.proofs) == report.statement.receipts == PUBLIC
-    stated, project = report.statement, trained.server.ledger.project("study")
+    stated, project = report.statement, trained.server.ledger.projects.get("study")
     assert (stated.project, stated.opened_at) == ("study", project.opened_at)
     assert stated.population == project.ensemble.population.name
     assert (stated.unit, stated.relation) == (project.ensemble.protects, "replace one")
@@ -291,13 +291,13 @@ def test_an_interrupted_run_keeps_its_receipts(
 
     def pause_after_first_round(line: str) -> None:
         if line.startswith("Round 1: training"):
-            server.ledger.set_status("study", ProjectStatus.PAUSED)
+            server.ledger.projects.set_status("study", ProjectStatus.PAUSED)
 
     with Client(server.url, server.token()) as client, pytest.raises(Exception, match="paused"):
         distill(client, public, out, training=QUICK, tell=pause_after_first_round)
     kept = json.loads((out / "receipts.json").read_text())["entries"]
     assert kept
-    server.ledger.set_status("study", ProjectStatus.ACTIVE)
+    server.ledger.projects.set_status("study", ProjectStatus.ACTIVE)
     with Client(server.url, server.token()) as client:
         distill(client, public, out, training=QUICK)
         stated = PrivacyStatement.load(out)

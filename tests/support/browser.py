@@ -219,7 +219,7 @@ class House(Owner):
 
     @property
     def last_logged(self) -> tuple[str, str, str]:
-        (entry,) = self.ledger.log(limit=1, newest=True)
+        (entry,) = self.ledger.log.list(limit=1, newest=True)
         return entry.action, entry.subject, entry.actor
 
 

@@ -374,7 +374,7 @@ def impatient(
 
 
 def charges(server: RunningServer, project: str = "study") -> int:
-    return server.ledger.project(project).charges
+    return server.ledger.projects.get(project).charges
 
 
 def question() -> bytes:
@@ -784,7 +784,7 @@ class Witness:
 
     def judge(self) -> None:
         assert discrepancies(self.servers.database_url, self.project, self.exchanges) == []
-        assert self.servers.ledger.verify(self.project).ok
+        assert self.servers.ledger.verifier.verify_project(self.project).ok
 
 
 QUICK = Training(method="ridge")

@@ -31,7 +31,7 @@ from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSetti
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger, connect
-from terrine_server.ledger.ledger import now
+from terrine_server.ledger.database import now
 from terrine_server.owner import editions
 from terrine_server.settings import Settings
 
@@ -257,7 +257,7 @@ def in_one_month(patch: pytest.MonkeyPatch) -> None:
         found = now()
         return found if (found.year, found.month) == (began.year, began.month) else began
 
-    patch.setattr("terrine_server.ledger.ledger.now", clock)
+    patch.setattr("terrine_server.ledger.database.now", clock)
 
 
 def reads(mode: object) -> bool:

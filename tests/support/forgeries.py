@@ -29,6 +29,7 @@ from support.ledgers import (
     TheirVoters,
     abstained,
     answered,
+    charge_one,
     counted,
     digest,
     many,
@@ -49,9 +50,10 @@ from terrine_protocol import ProjectStatus, Role, TokenCreate
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import charge_hash, iso
+from terrine_server.ledger.exports import ArchiveError
 from terrine_server.ledger.migrating import _config
 from terrine_server.ledger.schema import Seals, charges, metadata, projects
-from terrine_server.ledger.verifying import ArchiveError, verify_export
+from terrine_server.ledger.verifying import verify_export
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Tokens
 
@@ -326,28 +328,28 @@ class World:
             open_project(ledger, 3, LNMAX, name=name)
         noisy = open_project(ledger, 10, COUNTED, name="counted")
         crowd = self.open_crowd(ledger)
-        ledger.open_project(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
+        ledger.projects.open(NewProject("unused", "mnist", GNMAX, terms(3), "Unused", "To learn"))
         secret, schedule = open_published(ledger, "secret"), published_terms().schedule
         assert schedule is not None
         self.tokens = self._tokens(ledger)
         self.ask_first(study)
         last = [abstained("a"), answered("b", 4), answered("c", 5), abstained("d")]
-        ledger.charge(study.id, last)
-        ledger.charge(noisy.id, [counted(1), counted(2), counted(3)])
-        ledger.charge(ledger.project("other").id, [answered("other")])
-        ledger.charge(secret.id, voted(secret, range(schedule.counts[0] + 1)))
+        charge_one(ledger, study.id, last)
+        charge_one(ledger, noisy.id, [counted(1), counted(2), counted(3)])
+        charge_one(ledger, ledger.projects.get("other").id, [answered("other")])
+        charge_one(ledger, secret.id, voted(secret, range(schedule.counts[0] + 1)))
         self.ask_crowd(ledger, crowd)
-        ledger.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
+        ledger.ensembles.make_edition("people", 2, digest("two").hex(), PEOPLE, [3])
         self.before = self.rows()
         self.ask_crowd(ledger, crowd, last=4)
-        ledger.charge(study.id, [answered("last")])
-        ledger.charge(secret.id, voted(secret, ["last"]))
-        ledger.set_status("resting", ProjectStatus.PAUSED)
-        ledger.set_status("done", ProjectStatus.CLOSED)
-        ledger.revoke_token(self.id_of("revoked"), Actor("token:0", "trace"))
-        self.names = set(ledger.project_names())
+        charge_one(ledger, study.id, [answered("last")])
+        charge_one(ledger, secret.id, voted(secret, ["last"]))
+        ledger.projects.set_status("resting", ProjectStatus.PAUSED)
+        ledger.projects.set_status("done", ProjectStatus.CLOSED)
+        ledger.tokens.revoke(self.id_of("revoked"), Actor("token:0", "trace"))
+        self.names = set(ledger.projects.list_names())
         publisher(ledger).round()
-        self.kept = {"kept": ledger.checkpoint() or ""}
+        self.kept = {"kept": ledger.tree.checkpoint() or ""}
 
     def prepared(self) -> Ledger:
         self.engine = migrated(self.url)
@@ -369,7 +371,7 @@ class World:
 
     def ask_first(self, study: ProjectRecord) -> None:
         batch = [answered(1, 1), answered(2, 2), answered(3, 3)]
-        self.ledger().charge_group(study.id, [batch], payers=[self.id_of("student")])
+        self.ledger().charging.charge(study.id, [batch], payers=[self.id_of("student")])
 
     def ledger(self, key: bytes = SECRET_KEY) -> Ledger:
         """As a server has it that has read nothing yet."""
@@ -419,12 +421,12 @@ def main() -> None:
         kept = {
             "projects": {
                 name: {
-                    "head": ledger.project(name).head,
-                    "export": list(ledger.export(name)),
+                    "head": ledger.projects.get(name).head,
+                    "export": list(ledger.exports.export_project(name)),
                 }
-                for name in ledger.project_names()
+                for name in ledger.projects.list_names()
             },
-            "log": list(ledger.export_log()),
+            "log": list(ledger.exports.export_log()),
         }
         world.engine.dispose()
         with closing(sqlite3.connect(path)) as connection:

@@ -125,8 +125,8 @@ def register(
     units: int = RECORDS,
 ) -> EnsembleRecord:
     """Register an ensemble, in a population of its own unless one is named; `limit` may be ε."""
-    known = {each.name for each in ledger.populations()}
-    return ledger.register_ensemble(
+    known = {each.name for each in ledger.ensembles.list_populations()}
+    return ledger.ensembles.register(
         name,
         f"ensembles/{name}",
         digest(name).hex(),
@@ -136,6 +136,14 @@ def register(
         population=population or name,
         disjoint=(population or name) not in known,
     )
+
+
+def charge_one(ledger: Ledger, project_id: int, proposals: Sequence[Proposal]) -> ChargedBatch:
+    """Pay for one batch. Raises what it alone was answered with, too."""
+    (answer,) = ledger.charging.charge(project_id, [proposals])
+    if isinstance(answer, ServiceError):
+        raise answer
+    return answer
 
 
 @contextmanager
@@ -238,7 +246,7 @@ def open_project(
     ensemble: str = "mnist",
 ) -> ProjectRecord:
     """Open a project whose budget pays for exactly `queries` at the worst-case price."""
-    return ledger.open_project(NewProject(name, ensemble, mechanism, terms(queries, mechanism)))
+    return ledger.projects.open(NewProject(name, ensemble, mechanism, terms(queries, mechanism)))
 
 
 PUBLISHING_TEACHERS, PUBLISHING_CLASSES, ORDER = 1000, 10, 10.0
@@ -275,7 +283,7 @@ def register_thousand(ledger: Ledger) -> None:
 
 
 def open_published(ledger: Ledger, name: str = "study") -> ProjectRecord:
-    return ledger.open_project(NewProject(name, "thousand", PUBLISHING_GNMAX, published_terms()))
+    return ledger.projects.open(NewProject(name, "thousand", PUBLISHING_GNMAX, published_terms()))
 
 
 def voted(
@@ -427,7 +435,7 @@ def register_people(ledger: Ledger, shape: int = PEOPLE) -> None:
 def open_study(
     ledger: Ledger, epsilon: float = 1.0, spec: dict[str, Any] = NEIGHBOURS, name: str = "study"
 ) -> ProjectRecord:
-    return ledger.open_project(NewProject(name, "people", spec, people_terms(spec, epsilon)))
+    return ledger.projects.open(NewProject(name, "people", spec, people_terms(spec, epsilon)))
 
 
 def people_terms(spec: dict[str, Any], epsilon: float = 1.0) -> Terms:
@@ -445,7 +453,7 @@ def recomputed(
     ledger: Ledger, name: str, found: Neighbourhood, inputs: Sequence[NDArray[np.uint8]]
 ) -> NDArray[np.uint32]:
     """The accounts that follow from the inputs that were charged, in the order of the charges."""
-    project = ledger.project(name)
+    project = ledger.projects.get(name)
     digests = input_digests(np.stack(inputs), project.ensemble.manifest_sha256)
     known = {digest.hex(): x for digest, x in zip(digests, inputs, strict=True)}
     facts, terms = project.ensemble.facts, project.terms
@@ -455,7 +463,7 @@ def recomputed(
     assert isinstance(mechanism, Neighbours)
     assert terms.allowance is not None
     accounts = np.zeros(facts.teachers, dtype=np.uint32)
-    for entry in ledger.stream_charges(name):
+    for entry in ledger.entries.stream(name):
         weights = found.ensemble.near(found.ensemble.to_points(known[entry.input_digest][None]))
         _, accounts = mechanism.cast(weights, found.units, accounts, terms.allowance.most)
     return accounts
@@ -536,7 +544,7 @@ def images(*pairs: tuple[int, int]) -> np.ndarray:
 def study(path: Path, mechanism: Mapping[str, Any], queries: int) -> tuple[Labeling, Told, Ledger]:
     """A project whose budget pays for exactly so many queries at the worst price."""
     ledger = open_ledger(f"sqlite:///{path / 'terrine.sqlite'}", epsilon=90.0)
-    ledger.open_project(
+    ledger.projects.open(
         NewProject("study", "mnist", mechanism, terms(queries, mechanism, epsilon=80.0))
     )
     voters = Told()

@@ -213,8 +213,8 @@ class Machine:
 
     def student(self, project: str, queries: int, ensemble: str = "digits") -> dict[str, str]:
         """Return the headers of a student whose new project pays for exactly `queries`."""
-        quoted = terms(queries, NOISY, self.ledger.ensemble(ensemble).population.rule)
-        self.ledger.open_project(NewProject(project, ensemble, NOISY, quoted))
+        quoted = terms(queries, NOISY, self.ledger.ensembles.get(ensemble).population.rule)
+        self.ledger.projects.open(NewProject(project, ensemble, NOISY, quoted))
         return self.bearer(Role.STUDENT, project)
 
     def bearer(self, role: str, project: str | None = None) -> dict[str, str]:
@@ -399,15 +399,15 @@ class Replicas:
         if name == "people":
             spec = PEOPLE | {"queries": queries}
             facts, rule = (
-                self.ledger.ensemble(name).facts,
-                self.ledger.ensemble(name).population.rule,
+                self.ledger.ensembles.get(name).facts,
+                self.ledger.ensembles.get(name).population.rule,
             )
             mechanism = build_mechanism(spec, teachers=facts.teachers, classes=len(facts.classes))
             agreed = choose(mechanism, 8.0, 1e-6, cap_rule=rule).terms
-            self.ledger.open_project(NewProject(name, name, spec, agreed))
+            self.ledger.projects.open(NewProject(name, name, spec, agreed))
         else:
-            agreed = terms(queries, NOISY, self.ledger.ensemble("digits").population.rule)
-            self.ledger.open_project(NewProject(name, "digits", NOISY, agreed))
+            agreed = terms(queries, NOISY, self.ledger.ensembles.get("digits").population.rule)
+            self.ledger.projects.open(NewProject(name, "digits", NOISY, agreed))
         tokens = Tokens(self.ledger, load_secret_key(self._settings.secret_key_path))
         return tokens.create(TokenCreate(role=Role.STUDENT, project=name)).token
 

@@ -48,6 +48,7 @@ from terrine_server.ledger import (
     connect,
 )
 from terrine_server.ledger.database import BEGIN_STATEMENT
+from terrine_server.ledger.projects import Projects
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import Terms, VoteOutcome
 
@@ -164,11 +165,11 @@ class Judge:
     def close_books(self, name: str, ledger: Ledger) -> None:
         """Hold the books, as an auditor reads them, against everything that clients saw."""
         study = self.studies[name]
-        found = ledger.verify(name)
+        found = ledger.verifier.verify_project(name)
         assert found.ok, found.problems
         spent, hashes = 0, {}
         written: dict[Query, Seen] = {}
-        for entry in ledger.stream_charges(name):
+        for entry in ledger.entries.stream(name):
             query = self.known[name][bytes.fromhex(entry.query_digest)]
             assert query not in written, "paid twice"
             written[query] = entry.seq, str(entry.outcome), entry.label
@@ -179,7 +180,7 @@ class Judge:
         assert all(written.get(query) == seen for query, seen in study.answers.items()), "lost"
         for charges, account in study.accounts.items():
             assert charges == 0 or hashes[charges] == account, "another history"
-        last = ledger.project(name)
+        last = ledger.projects.get(name)
         assert last.spent == spent <= study.terms.budget
         if study.exhausted:
             assert spent + study.terms.worst.cost > study.terms.budget, "refused with money left"
@@ -226,9 +227,9 @@ class World:
         self.voters, self.metrics = TheirVoters(People(spare=True)), Metrics()
         self.taken: set[int] = set()
         """Projects whose turn somebody has."""
-        patch.setattr("terrine_server.ledger.ledger.now", lambda: self.now)
+        patch.setattr("terrine_server.ledger.database.now", lambda: self.now)
         patch.setattr(
-            Ledger, "project_lock", lambda ledger, project_id: self.turn(ledger, project_id)
+            Projects, "lock", lambda projects, project_id: self.turn(projects, project_id)
         )
         patch.setattr(Labeling, "_draw", self.witnessed(Labeling._draw))
         seed_noise(patch, seed)
@@ -302,12 +303,12 @@ class World:
             raise exc.OperationalError("", {}, original)
 
     @contextmanager
-    def turn(self, ledger: Ledger, project_id: int) -> Iterator[None]:
+    def turn(self, projects: Projects, project_id: int) -> Iterator[None]:
         """In place of a lock that all processes see: everybody here is one."""
         while project_id in self.taken:
             self.waiting.append(getcurrent())
             self.hub.switch()
-            if all(server.ledger is not ledger for server in self.servers):
+            if all(server.ledger.projects is not projects for server in self.servers):
                 raise Crash
         self.taken.add(project_id)
         try:
@@ -362,7 +363,7 @@ class World:
 
     def close_accounts(self, name: str, ledger: Ledger) -> None:
         """Nobody voted for more, or less, than the queries that were charged, in their order."""
-        project = ledger.project(name)
+        project = ledger.projects.get(name)
         if project.charges:
             asked = [numbered(query) for query in self.judge.known[name].values()]
             accounts = recomputed(ledger, name, self.voters.found, asked)
@@ -382,7 +383,7 @@ class World:
 
     def open(self, number: int) -> None:
         new = self.new(f"p{number}", number)
-        self.servers[0].ledger.open_project(new)
+        self.servers[0].ledger.projects.open(new)
         self.names.append(new.name)
 
     def operation(self, number: int) -> Callable[[], None]:
@@ -422,17 +423,17 @@ class World:
     def renew(self, number: int) -> None:
         """Open another project, which takes the place of the oldest."""
         new = self.new(f"p-{number}", number)
-        self.served(lambda ledger: ledger.open_project(new))
+        self.served(lambda ledger: ledger.projects.open(new))
         self.names.append(new.name)  # without a reply it may be open, but nobody will ever ask it
 
     def set_status(self, name: str, status: ProjectStatus) -> None:
         self.judge.about_to_set(name, status)
-        self.served(lambda ledger: ledger.set_status(name, status))
+        self.served(lambda ledger: ledger.projects.set_status(name, status))
         self.judge.was_set(name, status)
         self.say("status", name, status)
 
     def look(self, name: str) -> None:
-        account = self.served(lambda ledger: ledger.project(name))
+        account = self.served(lambda ledger: ledger.projects.get(name))
         self.judge.saw_account(name, account)
 
     def ask(self, name: str, queries: tuple[Query, ...]) -> None:
@@ -470,7 +471,7 @@ class World:
 
     def answer_by_chance(self, ledger: Ledger, name: str, queries: tuple[str, ...]) -> Any:
         digests = [QueryDigest(digest(query), digest(query)) for query in queries]
-        record = ledger.look_up(name, digests)
+        record = ledger.charging.look_up(name, digests)
         proposals = []
         for query, both in zip(queries, digests, strict=True):
             self.judge.knows(name, both.query, query)
@@ -480,7 +481,7 @@ class World:
                 label = self.random.randrange(10) if outcome is VoteOutcome.ANSWERED else None
                 self.judge.drew(name, both.query, outcome, label)
             proposals.append(Proposal(both.query, both.input, outcome, label))
-        (found,) = ledger.charge_group(record.project.id, [proposals], record)
+        (found,) = ledger.charging.charge(record.project.id, [proposals], record)
         return found
 
 

@@ -27,6 +27,7 @@ from support.ledgers import (
     TheirVoters,
     abstained,
     answered,
+    charge_one,
     digest,
     many,
     numbered,
@@ -79,7 +80,7 @@ def grow_until(url: str, stop: str, batch: int) -> None:
     ledger, last = Ledger(connect(url), SECRET_KEY), False
     while not last:
         last = Path(stop).exists()
-        ledger.grow_tree()
+        ledger.tree.grow()
 
 
 def come_between(engine: Engine, act: Callable[[], object]) -> None:
@@ -158,7 +159,7 @@ def ask_and_log(url: str, project_id: int, name: str, log: str) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for round in range(100_000):
         query = f"{name} {round}"
-        [result] = ledger.charge(project_id, [answered(query)]).results
+        [result] = charge_one(ledger, project_id, [answered(query)]).results
         os.write(descriptor, f"{result.seq} {digest(query).hex()}\n".encode())
 
 
@@ -177,16 +178,16 @@ def die_before(url: str, project_id: int, batch: list[Proposal], step: int, betw
     engine = connect(url)
     if between:
         other = Ledger(connect(url), SECRET_KEY)
-        come_between(engine, lambda: other.charge(project_id, [answered(f"between {step}")]))
+        come_between(engine, lambda: charge_one(other, project_id, [answered(f"between {step}")]))
     killed_before(engine, step)
-    Ledger(engine, SECRET_KEY).charge(project_id, batch)
+    charge_one(Ledger(engine, SECRET_KEY), project_id, batch)
 
 
 def die_opening(url: str, new: NewProject, step: int) -> None:
     """Open a project, but be killed just before the given step: a statement or a COMMIT."""
     engine = connect(url)
     killed_before(engine, step)
-    Ledger(engine, SECRET_KEY).open_project(new)
+    Ledger(engine, SECRET_KEY).projects.open(new)
 
 
 def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> None:
@@ -222,7 +223,7 @@ def answer_requests(url: str, connection: PipeConnection, flaw: str | None) -> N
                     raise found
                 receipt = found
             else:
-                receipt = ledger.charge(project_id, batch)
+                receipt = charge_one(ledger, project_id, batch)
         except BudgetExhausted:
             connection.send(None)
         except ServiceError as error:
@@ -249,14 +250,14 @@ def open_projects_on(url: str, names: list[str], terms: Any, ensemble: str) -> N
     ledger = Ledger(connect(url), SECRET_KEY)
     with suppress(CapExceeded):
         for name in names:
-            ledger.open_project(NewProject(name, ensemble, GNMAX, terms))
-        ledger.set_status(names[0], ProjectStatus.CLOSED)
-        ledger.open_project(NewProject(f"{names[0]}-again", ensemble, GNMAX, terms))
+            ledger.projects.open(NewProject(name, ensemble, GNMAX, terms))
+        ledger.projects.set_status(names[0], ProjectStatus.CLOSED)
+        ledger.projects.open(NewProject(f"{names[0]}-again", ensemble, GNMAX, terms))
 
 
 def register_in(url: str, name: str, population: str | None) -> None:
     """Register an ensemble, in this population or the default one, with a cap."""
-    Ledger(connect(url), SECRET_KEY).register_ensemble(
+    Ledger(connect(url), SECRET_KEY).ensembles.register(
         name,
         f"ensembles/{name}",
         digest(name).hex(),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.clients import Answer, Crowd, Exchange, Worker, discrepancies
-from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.ledgers import NOISY, answered, charge_one, open_ledger, open_project, unguarded
 from support.wording import holds
 from support.workers import FLAWS
 
@@ -23,8 +23,8 @@ def books(database_url: str) -> str:
     """Make two charges; return the URL of their database."""
     ledger = open_ledger(database_url)
     project = open_project(ledger, queries=3)
-    ledger.charge(project.id, [answered(1, 7)])
-    ledger.charge(project.id, [answered(2, 7), answered(1, 7)])
+    charge_one(ledger, project.id, [answered(1, 7)])
+    charge_one(ledger, project.id, [answered(2, 7), answered(1, 7)])
     return database_url
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import text
 
 from support.clients import Exchange, discrepancies, label_body, read
 from support.databases import SECRET_KEY, Database, Postgres
-from support.ledgers import answered, open_ledger, open_project
+from support.ledgers import answered, charge_one, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS
 from support.workers import come_between
 from terrine_server.errors import DatabaseUnavailable
@@ -97,19 +97,19 @@ def test_a_retry_replays_a_charge_whose_reply_was_lost(between: bool, database: 
     with cable(database.server) as (link, sockets):
         engine = connect(database.server.url(database.name, sockets))
         if between:
-            come_between(engine, lambda: ledger.charge(project.id, [answered("between")]))
+            come_between(engine, lambda: charge_one(ledger, project.id, [answered("between")]))
         remote = Ledger(engine, SECRET_KEY)
-        assert remote.project("study").charges == 0
+        assert remote.projects.get("study").charges == 0
         link.lose_next_reply_to = b"COMMIT\0" if between else b"INSERT INTO charges"
         with pytest.raises(DatabaseUnavailable):
-            remote.charge(project.id, batch)
+            charge_one(remote, project.id, batch)
         assert link.lose_next_reply_to is None, "the cable never saw it"
         voted_anew = [answered(i, label=9) for i in range(5)]
-        receipt = remote.charge(project.id, voted_anew)
+        receipt = charge_one(remote, project.id, voted_anew)
         assert [(r.label, r.seq) for r in receipt.results] == [
             (i, i + 1 + between) for i in range(5)
         ]
-    assert ledger.project("study").charges == 5 + between
+    assert ledger.projects.get("study").charges == 5 + between
 
 
 @pytest.mark.slow
@@ -174,21 +174,21 @@ def test_a_clock_that_jumps_breaks_nothing(
     hours = [0, -1, 24, -24, 24 * 365, -24 * 365 * 10]
     for label, jump in enumerate(hours):
         set_clock(monkeypatch, started + timedelta(hours=jump))
-        receipt = ledger.charge(project.id, [answered(label, label)])
+        receipt = charge_one(ledger, project.id, [answered(label, label)])
         assert receipt.results[0].seq == label + 1
-        assert ledger.verify("study").ok
+        assert ledger.verifier.verify_project("study").ok
     for label, jump in enumerate(hours):
         set_clock(monkeypatch, started - timedelta(hours=jump))
-        [again] = ledger.charge(project.id, [answered(label, 9)]).results
+        [again] = charge_one(ledger, project.id, [answered(label, 9)]).results
         assert (again.seq, again.label) == (label + 1, label), "never paid or answered anew"
-    entries = list(ledger.stream_charges("study"))
+    entries = list(ledger.entries.stream("study"))
     assert [entry.seq for entry in entries] == [1, 2, 3, 4, 5, 6]
     assert [entry.created_at - started for entry in entries] == [timedelta(hours=h) for h in hours]
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, instant: datetime) -> None:
-    monkeypatch.setattr("terrine_server.ledger.ledger.now", lambda: instant)
+    monkeypatch.setattr("terrine_server.ledger.database.now", lambda: instant)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_request_delivered_many_times_is_answered_once(witness: Witness) -> No
     exchanges = [Exchange("again", "same", queries, read(reply, queries)) for reply in replies]
     assert len(exchanges) == 3 + 16 + 1 + 1
     assert discrepancies(servers.database_url, "again", exchanges) == []
-    assert servers.ledger.project("again").charges == 3
+    assert servers.ledger.projects.get("again").charges == 3
     witness.judge()
 
 

@@ -129,10 +129,10 @@ def judged(
     ledger = Ledger(connect(database.url), SECRET_KEY)
     for project in PROJECTS:
         assert discrepancies(database.url, project, crowd.exchanges) == []
-        assert ledger.verify(project).ok
+        assert ledger.verifier.verify_project(project).ok
     asked = {q for each in crowd.exchanges if each.project == "people" for q in each.queries}
     accounts = recomputed(ledger, "people", people, inputs(sorted(asked)))
-    assert stored(database.url, ledger.project("people")).tolist() == accounts.tolist()
+    assert stored(database.url, ledger.projects.get("people")).tolist() == accounts.tolist()
     assert accounts.any()
 
 

@@ -51,7 +51,7 @@ class Race:
         with ThreadPoolExecutor(len(self._students)) as pool:
             list(pool.map(wait_and_live, range(len(self._students))))
         assert discrepancies(self._servers.database_url, self.project, self.exchanges) == []
-        assert self._servers.ledger.verify(self.project).ok
+        assert self._servers.ledger.verifier.verify_project(self.project).ok
 
     def ask(self, client: int, key: str, queries: Sequence[int]) -> Exchange:
         student = self._students[client]
@@ -99,7 +99,7 @@ def test_queries_sent_to_several_servers_at_once_are_paid_once(
                     race.ask(client, key, [rng.getrandbits(48) for _ in range(5)])
 
         race.run(live)
-        assert servers.ledger.project(race.project).charges == 10 * ROUNDS
+        assert servers.ledger.projects.get(race.project).charges == 10 * ROUNDS
         seen: dict[tuple[int, ...], set[tuple[tuple[int | None, int | None], ...]]] = {}
         for exchange in race.exchanges:
             same = tuple((a.charge, a.label) for a in exchange.answers or ())

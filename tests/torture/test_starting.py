@@ -32,7 +32,7 @@ from support.data import (
     save,
 )
 from support.databases import SECRET_KEY, Database
-from support.ledgers import answered, open_ledger
+from support.ledgers import answered, charge_one, open_ledger
 from support.ledgers import open_project as open_plain
 from support.processes import (
     PATIENCE_SECONDS,
@@ -101,8 +101,8 @@ def test_init_completes_after_an_init_that_was_killed(
             terrine("init", **place).fine  # noqa: B018 - asserts
             assert json.loads(terrine("--json", "doctor", **place).out)["ok"]
             ledger = open_ledger(database.url, key=load_secret_key(home / "data" / "secret.key"))
-            ledger.charge(open_plain(ledger, queries=10).id, [answered(1)])
-            assert ledger.verify("study").ok
+            charge_one(ledger, open_plain(ledger, queries=10).id, [answered(1)])
+            assert ledger.verifier.verify_project("study").ok
             kind = database.url.partition(":")[0]
     tally(f"{kind}, init: {starts - 1} kills, {interrupted} within the {usual:.1f} s it takes")
     assert interrupted, "every kill came too late"
@@ -243,12 +243,12 @@ def test_people_leave_and_come_however_often_it_is_killed(
         if leaves:
             assert holding(data, *(places[person].tobytes() for person in some)) == []
         else:
-            now = settings.data_dir / ledger.ensemble("people").current.path
+            now = settings.data_dir / ledger.ensembles.get("people").current.path
             assert len(NeighbourEnsemble.load(now).labels) == PEOPLE + 2 * turn + 2
         assert len(list((settings.ensembles_dir / "people").iterdir())) == 1
         if owner.kills >= kills(OF_ACTS):
             break
-    assert ledger.project("study").charges == 2 * turn + 2
+    assert ledger.projects.get("study").charges == 2 * turn + 2
 
 
 @pytest.mark.nightly

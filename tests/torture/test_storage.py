@@ -64,7 +64,7 @@ def ready(servers: Replicas) -> bool:
 
 def make_tokens(ledger: Ledger, count: int) -> None:
     for number in range(count):
-        ledger.create_token(
+        ledger.tokens.create(
             NewToken(
                 id=f"{number:016x}",
                 hash=bytes(32),

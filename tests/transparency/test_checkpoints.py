@@ -13,7 +13,7 @@ from sqlalchemy import text, update
 
 from support.databases import SECRET_KEY
 from support.forgeries import cut
-from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.ledgers import NOISY, answered, charge_one, open_ledger, open_project, unguarded
 from support.processes import Terrine, until
 from support.servers import LOG, RunningWitness, policy_of, publisher, witnessing
 from support.wording import holds, refuses
@@ -46,15 +46,15 @@ def ledger(database_url: str) -> Iterator[Ledger]:
     made = open_ledger(database_url)
     open_project(made, 5000, NOISY)
     yield made
-    made._engine.dispose()
+    made._access.engine.dispose()
 
 
 def charge(ledger: Ledger, *queries: object) -> None:
-    ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
+    charge_one(ledger, ledger.projects.get("study").id, [answered(query) for query in queries])
 
 
 def last(ledger: Ledger) -> Note:
-    note = ledger.checkpoint()
+    note = ledger.tree.checkpoint()
     assert note is not None
     return Note.parse(note)
 
@@ -69,11 +69,11 @@ def test_each_round_signs_the_tree_as_it_is(ledger: Ledger) -> None:
         charge(ledger, *(f"{step} {n}" for n in range(150)))
         owner.round()
         found = open_checkpoint(last(ledger), LOG.verifier)
-        assert found.size == ledger.grow_tree()
-        assert found.root == ledger.tree_root(found.size)
-    before = ledger.checkpoint()
+        assert found.size == ledger.tree.grow()
+        assert found.root == ledger.tree.root(found.size)
+    before = ledger.tree.checkpoint()
     owner.round()
-    assert ledger.checkpoint() == before, "what has not changed is not signed again"
+    assert ledger.tree.checkpoint() == before, "what has not changed is not signed again"
 
 
 def test_witnesses_cosign_what_they_can_and_nobody_waits(
@@ -96,7 +96,7 @@ def test_witnesses_cosign_what_they_can_and_nobody_waits(
         charge(ledger, "more")
         owner.round()
         assert cosigners(ledger, policy) == {"a"}
-        state = log_state(ledger.checkpoint(), policy)
+        state = log_state(ledger.tree.checkpoint(), policy)
         assert state is not None
         assert state.missing == ["b", "c"]
         with witnessing(tmp_path / "b", "b", port=int(b.url.rpartition(":")[2])):
@@ -115,9 +115,9 @@ def test_a_cosignature_is_renewed_once_it_is_old(
         policy = policy_of(witness)
         owner = publisher(ledger, policy)
         owner.round()
-        before = ledger.checkpoint()
+        before = ledger.tree.checkpoint()
         owner.round()
-        assert ledger.checkpoint() == before
+        assert ledger.tree.checkpoint() == before
         monkeypatch.setattr("terrine_addons.witness.service.time.time", lambda: 2e9)
         monkeypatch.setattr(checkpoints, "REFRESH_SECONDS", -1e9)
         owner.round()
@@ -150,19 +150,19 @@ def test_what_a_witness_should_not_answer_is_no_cosignature(
 
 def test_only_one_process_signs_at_a_time(ledger: Ledger, database_url: str) -> None:
     other = Ledger(connect(database_url), SECRET_KEY)
-    with ledger.try_lock_tree() as mine:
+    with ledger.tree.try_lock() as mine:
         assert mine
         publisher(other).round()
-        assert other.checkpoint() is None
+        assert other.tree.checkpoint() is None
     publisher(other).round()
-    assert other.checkpoint() is not None
+    assert other.tree.checkpoint() is not None
 
 
 def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url: str) -> None:
     owner = publisher(ledger)
     charge(ledger, *range(20))
     owner.round()
-    signed = ledger.checkpoint()
+    signed = ledger.tree.checkpoint()
     with unguarded(database_url, with_key=False) as connection:
         where = tree_leaves.c.position == 7
         connection.execute(update(tree_leaves).where(where).values(entry=b"f" * 32))
@@ -170,7 +170,7 @@ def test_an_honest_service_signs_no_second_history(ledger: Ledger, database_url:
     for anybody in (owner, publisher(ledger)):  # also one that starts now
         with refuses(LedgerRestored, "continue"):
             anybody.round()
-    assert ledger.checkpoint() == signed
+    assert ledger.tree.checkpoint() == signed
 
 
 def test_a_restored_backup_is_not_signed_and_charges_go_on(
@@ -179,11 +179,11 @@ def test_a_restored_backup_is_not_signed_and_charges_go_on(
     owner = publisher(ledger)
     charge(ledger, *range(20))
     owner.round()
-    signed = ledger.checkpoint()
+    signed = ledger.tree.checkpoint()
     with unguarded(database_url, with_key=False) as connection:
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
     owner.round()  # the same entries in the same order: the same tree
-    assert ledger.checkpoint() == signed
+    assert ledger.tree.checkpoint() == signed
     with unguarded(database_url) as connection:
         cut(connection, 5)
         connection.execute(tree_leaves.delete().where(tree_leaves.c.position >= 4))
@@ -191,7 +191,7 @@ def test_a_restored_backup_is_not_signed_and_charges_go_on(
         with refuses(LedgerRestored, "backup"):
             anybody.round()
     charge(ledger, "a charge needs no checkpoint")
-    assert ledger.checkpoint() == signed
+    assert ledger.tree.checkpoint() == signed
 
 
 def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
@@ -226,7 +226,7 @@ def test_a_database_that_was_set_back_as_a_whole_is_not_signed(
 def test_what_was_charged_before_the_end_is_signed(ledger: Ledger) -> None:
     owner = publisher(ledger)
     owner.start()
-    until(lambda: ledger.checkpoint() is not None)
+    until(lambda: ledger.tree.checkpoint() is not None)
     before = Checkpoint.parse(last(ledger).text).size
     charge(ledger, *range(7))
     owner.stop()

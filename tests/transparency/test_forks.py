@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select, update
 
 from support.databases import SECRET_KEY
 from support.forgeries import cut, rebuild, rewrite, rows_of
-from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.ledgers import NOISY, answered, charge_one, open_ledger, open_project, unguarded
 from support.processes import until
 from support.servers import LOG, RunningWitness, log_settings, policy_of, policy_text
 from support.wording import holds
@@ -45,8 +45,8 @@ class Owner:
 
     def charge(self, *queries: object) -> LabelResponse:
         """Answer queries; return what the service would say of them."""
-        project = self.ledger.project("study")
-        receipt = self.ledger.charge(project.id, [answered(query) for query in queries])
+        project = self.ledger.projects.get("study")
+        receipt = charge_one(self.ledger, project.id, [answered(query) for query in queries])
         results = [
             LabelResult(outcome=Outcome.ANSWERED, label=r.label, charge=r.seq, hash=r.hash)
             for r in receipt.results
@@ -67,7 +67,7 @@ def owner(database_url: str, tmp_path: Path, witness: RunningWitness) -> Iterato
     tokens = Tokens(ledger, SECRET_KEY)
     token = tokens.create(TokenCreate(role=Role.STUDENT, project="study")).token
     yield Owner(database_url, settings, ledger, token)
-    ledger._engine.dispose()
+    ledger._access.engine.dispose()
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def logged(url: str, size: int) -> Checkpoint | None:
 
 
 def log_entries(owner: Owner) -> int:
-    return len(owner.ledger.log(0, 1000))
+    return len(owner.ledger.log.list(0, 1000))
 
 
 BY_NIGHT = {"reorders entries", "back-dates an entry"}
@@ -173,13 +173,13 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
 
     with forging(owner) as connection:
         forge(connection)
-    assert owner.ledger.verify("study").ok, "the books alone look right"
+    assert owner.ledger.verifier.verify_project("study").ok, "the books alone look right"
 
     with owner.serving() as url, Client(url, owner.token) as student:
-        after = owner.ledger.project("study").charges + log_entries(owner)
+        after = owner.ledger.projects.get("study").charges + log_entries(owner)
         until(lambda: logged(url, after))
         # The witness: it does not cosign, and everybody sees that it does not.
-        state = log_state(owner.ledger.checkpoint(), policy_of(witness))
+        state = log_state(owner.ledger.tree.checkpoint(), policy_of(witness))
         assert state is not None
         assert state.missing == [witness.name]
         assert witness.witness.last(LOG.verifier) == before
@@ -203,7 +203,7 @@ def test_another_history_is_found_by_a_witness_by_a_student_and_by_two(
         # And the other way round, when the honest history is served again, or goes on.
     with owner.serving() as url, Client(url, owner.token) as student:
         owner.charge("more", "and more", *(f"later {n}" for n in range(10)))
-        after = owner.ledger.project("study").charges + log_entries(owner)
+        after = owner.ledger.projects.get("study").charges + log_entries(owner)
         until(lambda: logged(url, after))
         holds(str(student.verify_receipts(alone, others=[seen])), "HISTORIES")
         assert student.verify_receipts(alone, others=[shown]).ok

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from support.ledgers import COUNTED, NOISY, answered, counted, open_ledger, open_project
+from support.ledgers import COUNTED, NOISY, answered, charge_one, counted, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS, start
 from support.workers import ask_and_log, grow_until
 from terrine_protocol import transparency as trees
@@ -23,21 +23,21 @@ from terrine_server.ledger.schema import administrative_log, charges, projects
 
 
 def charge(ledger: Ledger, name: str, first: int, count: int) -> None:
-    project = ledger.project(name)
+    project = ledger.projects.get(name)
     make = counted if project.noise_sigma is not None else answered
-    ledger.charge(project.id, [make(f"{name} {i}") for i in range(first, first + count)])
+    charge_one(ledger, project.id, [make(f"{name} {i}") for i in range(first, first + count)])
 
 
 def expected(ledger: Ledger) -> dict[int, list[bytes]]:
     """The commitment of every entry of the ledger, by source, in order."""
-    log_key = ledger.leaf_key(None)
+    log_key = ledger.tree.leaf_key(None)
     assert log_key is not None
-    with ledger._engine.connect() as connection:
+    with ledger._access.engine.connect() as connection:
         rows = connection.execute(select(administrative_log.c.hash).order_by("seq"))
         found = {0: [commitment(log_key, hash) for hash in rows.scalars()]}
         for id, name in connection.execute(select(projects.c.id, projects.c.name)).all():
             query = select(charges.c.hash).where(charges.c.project_id == id).order_by("seq")
-            key = ledger.leaf_key(name)
+            key = ledger.tree.leaf_key(name)
             assert key is not None
             hashes = connection.execute(query).scalars()
             found[id] = [commitment(key, hash) for hash in hashes]
@@ -48,7 +48,7 @@ def check_whole(ledger: Ledger) -> list[bytes]:
     """Check that every entry is in the tree once, in order; return its leaf hashes."""
     logged: dict[int, list[bytes]] = {source: [] for source in expected(ledger)}
     order = []
-    for source, seq, entry in ledger.leaves():
+    for source, seq, entry in ledger.tree.leaves():
         logged[source].append(entry)
         assert seq == len(logged[source])
         order.append(trees.leaf_hash(entry))
@@ -61,7 +61,7 @@ def test_every_entry_is_logged_once_and_in_order(
 ) -> None:
     monkeypatch.setattr(transparency, "MAX_NEW_LEAVES", 100)
     ledger = open_ledger(database_url)
-    assert ledger.leaf_key(None) is None
+    assert ledger.tree.leaf_key(None) is None
     open_project(ledger, 5000, NOISY, "one")
     open_project(ledger, 5000, COUNTED, "two")
     sizes = []
@@ -69,34 +69,34 @@ def test_every_entry_is_logged_once_and_in_order(
         if count:
             charge(ledger, "one", step * 1000, count)
             charge(ledger, "two", step * 1000, 2)
-        sizes.append(ledger.grow_tree())
+        sizes.append(ledger.tree.grow())
         assert sizes[-1] == len(check_whole(ledger))
     assert sizes == sorted(sizes)
     leaves = check_whole(ledger)
     assert len(leaves) > 4 * WIDTH
     for size in sizes:
-        assert ledger.tree_root(size) == trees.root_of(leaves[:size])
-        proof = ledger.consistency(size, sizes[-1])
+        assert ledger.tree.root(size) == trees.root_of(leaves[:size])
+        proof = ledger.tree.consistency(size, sizes[-1])
         before, after = trees.root_of(leaves[:size]), trees.root_of(leaves)
         trees.check_consistency(size, sizes[-1], before, after, proof)
-    tiles = Tiles(sizes[-1], ledger.tile)
+    tiles = Tiles(sizes[-1], ledger.tree.tile)
     assert trees.subtree_root(0, sizes[-1], tiles.perfect) == trees.root_of(leaves)
     for index in (0, 4):
         tile = tile_of(sizes[-1], 0, index)
-        assert ledger.tile(tile) == b"".join(leaves[index * WIDTH :][: tile.width])
-        bundle = ledger.tile(Tile(None, tile.index, tile.width))
+        assert ledger.tree.tile(tile) == b"".join(leaves[index * WIDTH :][: tile.width])
+        bundle = ledger.tree.tile(Tile(None, tile.index, tile.width))
         hashes = [trees.leaf_hash(entry) for entry in split_bundle(bundle)]
         assert hashes == leaves[index * WIDTH :][: tile.width]
     for missing in (Tile(0, 5), Tile(2, 0, 1), Tile(1, 0, 5), Tile(None, 10**15), Tile(8, 10**17)):
         with pytest.raises(NotFound):
-            ledger.tile(missing)
+            ledger.tree.tile(missing)
     with pytest.raises(trees.ProofError):
-        ledger.tree_root(sizes[-1] + 1)
-    positions = ledger.positions("two", 3, 4)
+        ledger.tree.root(sizes[-1] + 1)
+    positions = ledger.tree.positions("two", 3, 4)
     assert [seq for seq, _ in positions] == [4, 5, 6, 7]
-    key = ledger.leaf_key("two")
+    key = ledger.tree.leaf_key("two")
     assert key is not None
-    for record, (_, position) in zip(ledger.charges("two", 3, 4), positions, strict=True):
+    for record, (_, position) in zip(ledger.entries.list("two", 3, 4), positions, strict=True):
         entry = commitment(key, bytes.fromhex(record.hash))
         assert trees.leaf_hash(entry) == leaves[position]
 
@@ -105,22 +105,22 @@ def test_two_projects_with_the_same_entries_have_other_leaves(database_url: str)
     ledger = open_ledger(database_url)
     for name in ("one", "two"):
         open_project(ledger, 10, NOISY, name)
-    ledger.grow_tree()
-    assert ledger.leaf_key("one") != ledger.leaf_key("two")
+    ledger.tree.grow()
+    assert ledger.tree.leaf_key("one") != ledger.tree.leaf_key("two")
     with pytest.raises(NotFound):
-        ledger.leaf_key("three")
+        ledger.tree.leaf_key("three")
 
 
 def test_a_checkpoint_is_kept_only_in_the_place_of_the_last(database_url: str) -> None:
     ledger = open_ledger(database_url)
-    ledger.grow_tree()
-    assert ledger.checkpoint() is None
-    ledger.save_checkpoint("one", None)
-    ledger.save_checkpoint("two", "one")
+    ledger.tree.grow()
+    assert ledger.tree.checkpoint() is None
+    ledger.tree.save_checkpoint("one", None)
+    ledger.tree.save_checkpoint("two", "one")
     for before in (None, "one"):
         with pytest.raises(DatabaseUnavailable):
-            ledger.save_checkpoint("three", before)
-    assert ledger.checkpoint() == "two"
+            ledger.tree.save_checkpoint("three", before)
+    assert ledger.tree.checkpoint() == "two"
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
     ]
     growers = [start(grow_until, database_url, str(stop), 7) for _ in range(3)]
     for round in range(2):
-        size = ledger.grow_tree()
-        while ledger.grow_tree() < size + 20:
+        size = ledger.tree.grow()
+        while ledger.tree.grow() < size + 20:
             pass
         for processes, work in ((growers, None), (chargers, round)):
             victim = processes.pop(0)
@@ -158,8 +158,8 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
         grower.join(timeout=PATIENCE_SECONDS)
         assert grower.exitcode == 0
     leaves = check_whole(ledger)
-    assert ledger.grow_tree() == len(leaves) > 40
-    assert ledger.tree_root(len(leaves)) == trees.root_of(leaves)
+    assert ledger.tree.grow() == len(leaves) > 40
+    assert ledger.tree.root(len(leaves)) == trees.root_of(leaves)
     told = sum(
         len(path.read_text().splitlines())
         for path in tmp_path.iterdir()
@@ -174,10 +174,10 @@ def test_strangers_read_the_log_from_memory(
 ) -> None:
     """The database is asked for each tile once, and for the checkpoint once a second."""
     ledger = open_ledger(database_url)
-    ledger.grow_tree()
-    size = len(list(ledger.leaves()))
+    ledger.tree.grow()
+    size = len(list(ledger.tree.leaves()))
     asked: list[Tile | None] = []
-    really = ledger.tile
+    really = ledger.tree.tile
 
     def tile(wanted: Tile) -> bytes:
         asked.append(wanted)
@@ -187,8 +187,8 @@ def test_strangers_read_the_log_from_memory(
         asked.append(None)
         return "signed"
 
-    monkeypatch.setattr(ledger, "tile", tile)
-    monkeypatch.setattr(ledger, "checkpoint", checkpoint)
+    monkeypatch.setattr(ledger.tree, "tile", tile)
+    monkeypatch.setattr(ledger.tree, "checkpoint", checkpoint)
 
     async def read() -> None:
         log = PublishedLog(ledger)

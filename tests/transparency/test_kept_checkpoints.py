@@ -11,7 +11,15 @@ from typer.testing import CliRunner, Result
 
 from support.databases import SECRET_KEY
 from support.forgeries import cut, rebuild, remove, rewrite, rows_of
-from support.ledgers import CONFIDENT, answered, open_ledger, open_project, reseal, unguarded
+from support.ledgers import (
+    CONFIDENT,
+    answered,
+    charge_one,
+    open_ledger,
+    open_project,
+    reseal,
+    unguarded,
+)
 from support.servers import LOG, policy_of, policy_text, publisher
 from support.wording import holds, says
 from terrine_protocol import ProjectStatus
@@ -41,23 +49,23 @@ def ledger(
     monkeypatch.setenv("TERRINE_CHECKPOINT_KEY_FILE", str(key))
     ledger = open_ledger(database_url)
     project = open_project(ledger, 20, CONFIDENT)
-    ledger.charge(project.id, [answered(i, i) for i in range(ENTRIES)])
+    charge_one(ledger, project.id, [answered(i, i) for i in range(ENTRIES)])
     yield ledger
-    ledger._engine.dispose()
+    ledger._access.engine.dispose()
 
 
 def ask(ledger: Ledger, *queries: object) -> None:
-    ledger.charge(ledger.project("study").id, [answered(query) for query in queries])
+    charge_one(ledger, ledger.projects.get("study").id, [answered(query) for query in queries])
 
 
 def kept(ledger: Ledger) -> dict[str, str]:
     """A checkpoint of now, as somebody else keeps it."""
     publisher(ledger).round()
-    return {"kept": ledger.checkpoint() or ""}
+    return {"kept": ledger.tree.checkpoint() or ""}
 
 
 def problems(ledger: Ledger, earlier: dict[str, str]) -> list[str]:
-    return ledger.check_tree(policy_of(), earlier).problems
+    return ledger.tree.check(policy_of(), earlier).problems
 
 
 def terrine(*arguments: str | Path) -> Result:
@@ -68,7 +76,7 @@ def test_a_checkpoint_holds_while_the_ledger_grows(ledger: Ledger) -> None:
     earlier = kept(ledger)
     assert problems(ledger, earlier) == []
     ask(ledger, *range(100, 105))
-    ledger.set_status("study", ProjectStatus.PAUSED)
+    ledger.projects.set_status("study", ProjectStatus.PAUSED)
     assert problems(ledger, earlier) == [], "before it is logged"
     kept(ledger)
     assert problems(ledger, earlier) == [], "and after"
@@ -115,8 +123,8 @@ def test_a_project_that_was_opened_anew_under_its_name_is_found(
         connection.execute(delete(projects))
         connection.execute(update(populations).values(reserved=0, delta_reserved=0))
     project = open_project(ledger, 20, CONFIDENT)
-    ledger.charge(project.id, [answered(i, i) for i in range(ENTRIES)])
-    assert ledger.verify("study").ok
+    charge_one(ledger, project.id, [answered(i, i) for i in range(ENTRIES)])
+    assert ledger.verifier.verify_project("study").ok
     assert problems(ledger, earlier)
 
 
@@ -125,7 +133,7 @@ def test_the_commands_from_checkpoint_to_finding(
 ) -> None:
     file = tmp_path / "today.checkpoint"
     made = terrine("checkpoint", "--output", file)
-    size = ENTRIES + len(ledger.log(0, 1000))
+    size = ENTRIES + len(ledger.log.list(0, 1000))
     holds(made.output, "checkpoint", size)
     assert terrine("checkpoint").stdout == file.read_text(), "nothing is new"
     ask(ledger, 100)
@@ -148,7 +156,7 @@ def test_the_commands_from_checkpoint_to_finding(
 def test_a_checkpoint_is_of_everything_that_is_there(ledger: Ledger) -> None:
     """It is made by whoever has the turn, however long others have it."""
     Note.parse(terrine("checkpoint").stdout)
-    with ledger.try_lock_tree() as mine:
+    with ledger.tree.try_lock() as mine:
         assert mine
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoints, "SIGNING_WAIT_SECONDS", 0.0)

@@ -64,7 +64,7 @@ def test_a_student_proves_that_answers_were_charged(served: Served, tmp_path: Pa
     with Client(url, token, batch_size=16) as client:
         client.label(x[:40])
         assert sorted(client.receipts.entries) == list(range(1, 41))
-        stored = {c.seq: c.hash for c in served.server.ledger.charges("study", 0, 100)}
+        stored = {c.seq: c.hash for c in served.server.ledger.entries.list("study", 0, 100)}
         assert {n: r.hash for n, r in client.receipts.entries.items()} == stored
         client.label(x[:40])  # for free, with the same receipts
         assert not client.receipts.contradicted

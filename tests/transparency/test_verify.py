@@ -17,7 +17,7 @@ from sqlalchemy import Connection, insert, select, update
 from typer.testing import CliRunner
 
 from support.forgeries import rebuild, rewrite, rows_of
-from support.ledgers import NOISY, answered, open_ledger, open_project, unguarded
+from support.ledgers import NOISY, answered, charge_one, open_ledger, open_project, unguarded
 from support.servers import (
     LOG,
     RunningWitness,
@@ -78,20 +78,20 @@ def world(
     project = open_project(ledger, 5000, NOISY)
     owner = publisher(ledger, policy_of(witness))
     for step in range(3):
-        ledger.charge(project.id, [answered(f"{step} {n}") for n in range(ENTRIES // 3)])
+        charge_one(ledger, project.id, [answered(f"{step} {n}") for n in range(ENTRIES // 3)])
         owner.round()
         if step == 0:
-            early.write_text(ledger.checkpoint() or "")
+            early.write_text(ledger.tree.checkpoint() or "")
     yield World(database_url, ledger, settings, policy, early, tmp_path)
-    ledger._engine.dispose()
+    ledger._access.engine.dispose()
 
 
 def test_an_honest_log_is_intact(world: World) -> None:
     code, said = world.verify("--checkpoint", world.early)
     assert code == 0, said
-    size = ENTRIES + len(world.ledger.log(0, 1000))
+    size = ENTRIES + len(world.ledger.log.list(0, 1000))
     holds(said, "intact", size, "w")
-    world.ledger.charge(world.ledger.project("study").id, [answered("new")])
+    charge_one(world.ledger, world.ledger.projects.get("study").id, [answered("new")])
     code, said = world.verify()
     assert code == 0
     holds(said, 1, "entries")

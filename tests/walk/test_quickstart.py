@@ -208,7 +208,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
     assert "--mechanism confident_gnmax:" in said
     certain = re.search(r"for certain, ([\d,]+) of 800 different public rows are asked", said)
     assert certain is not None, said
-    terms = ledger(table).project("visits").terms
+    terms = ledger(table).projects.get("visits").terms
     assert terms.affordable(terms.start) >= int(certain[1].replace(",", ""))
     assert learned(table, said, "own.csv")["outcomes"]["answered"] > 20
 
@@ -226,7 +226,7 @@ def test_designed_rows_are_opened_where_they_are_clearly_better(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda _: replies.pop(0))
     holds(table.run(*given).err, "Nothing", "done")
-    assert not ledger(table).ensembles()
+    assert not ledger(table).ensembles.list()
     # Another ε would be another release: this one is not told until it is paid for.
     holds(table.run(*given[:-3], "4", "--group", "patient", "--yes").err, "histograms", "--epsilon")
     said = table.run(*given, "--yes").fine
@@ -235,8 +235,8 @@ def test_designed_rows_are_opened_where_they_are_clearly_better(
     assert report["outcomes"] == {"answered": 8_000}
     assert report["accuracy"] > 0.8
     books = ledger(table)
-    assert [each.name for each in books.ensembles()] == ["visits"]
-    record = books.project("visits")
+    assert [each.name for each in books.ensembles.list()] == ["visits"]
+    record = books.projects.get("visits")
     assert (record.terms.epsilon, record.charges) == (EPSILON, 8_001)
     assert record.ensemble.units == 500, "people, not rows"
     pool = DesignedPool.of_bytes((table.data / "ensembles" / "visits" / POOL_FILE).read_bytes())
@@ -301,7 +301,7 @@ def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> No
     apart = ("--population", "others", "--disjoint", "--verbose")
     said = digits.run(*too_much, *apart).fine
     assert "--population others --disjoint --epsilon 27" in said
-    found = {each.name: each.population.name for each in ledger(digits).ensembles()}
+    found = {each.name: each.population.name for each in ledger(digits).ensembles.list()}
     assert found == {"again": "people", "digits": "people", "third": "others"}
     assert digits.run(*too_much).code == 0, "it is open already"
 
@@ -340,10 +340,10 @@ def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path
     assert "terrine_" not in again.replace("terrine_student", ""), "it is shown once"
     assert "terrine token create --role student --project digits" in again
     books = ledger(digits)
-    assert [each.name for each in books.ensembles()] == ["digits"]
-    assert [each.name for each in books.projects(None, 10)] == ["digits"]
-    assert len(books.list_tokens()) == 1
-    actions = [line.get("action") for line in books.export_log()]
+    assert [each.name for each in books.ensembles.list()] == ["digits"]
+    assert [each.name for each in books.projects.list(None, 10)] == ["digits"]
+    assert len(books.tokens.list()) == 1
+    actions = [line.get("action") for line in books.exports.export_log()]
     made = ["population-declared", "ensemble-registered", "project-opened", "token-created"]
     assert actions[2:] == made
 
@@ -369,7 +369,7 @@ def test_two_questions_and_no_is_an_answer(
     answers(True, False)
     holds(digits.run(*DIGITS).err, "Nothing", "done")
     assert (digits.data / "ensembles" / "digits").exists()
-    assert ledger(digits).ensembles() == []
+    assert ledger(digits).ensembles.list() == []
     answers(True)
     digits.run(*DIGITS).fine  # noqa: B018 - asserts
     assert len(asked) == 4
@@ -398,7 +398,7 @@ def test_nobody_to_ask_and_bad_input_are_said_before_anything_is_made(
         assert done.code == 1
         holds(done.err, *said.split())
     assert not list((digits.data / "ensembles").iterdir())
-    assert ledger(digits).ensembles() == []
+    assert ledger(digits).ensembles.list() == []
 
 
 def test_too_small_is_said_before_it_trains_and_before_a_cap_is_fixed(digits: Machine) -> None:
@@ -408,7 +408,7 @@ def test_too_small_is_said_before_it_trains_and_before_a_cap_is_fixed(digits: Ma
     assert done.code == 1
     holds(done.err, "small")
     assert not list((digits.data / "ensembles").iterdir())
-    assert ledger(digits).ensembles() == []
+    assert ledger(digits).ensembles.list() == []
 
 
 def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Machine) -> None:
@@ -429,7 +429,7 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
     holds(stopped.err, "chance", "--anyway", 500, "ε", "visits-schema.json", "teachers")
     holds(stopped.err, "true", "labels")  # which teach no more
     assert not list((table.data / "ensembles").iterdir())
-    assert ledger(table).ensembles() == []
+    assert ledger(table).ensembles.list() == []
     said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway").fine
     holds(said, "visits", "open")
     assert said.startswith("Protects"), "the five lines come first"
@@ -646,10 +646,10 @@ def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
     holds(said, "4", "histograms", "0.54")
     holds(said, "rows", "designed", "schema")
     books = ledger(schema_alone)
-    [ensemble] = books.ensembles()
-    record = books.project("visits")
+    [ensemble] = books.ensembles.list()
+    record = books.projects.get("visits")
     assert (record.terms.epsilon, record.terms.delta) == (3, 1e-4)
-    [first] = books.charges("visits")
+    [first] = books.entries.list("visits")
     assert first.outcome == "released"
     assert record.terms.epsilon_spent(record.spent) == pytest.approx(0.543, abs=0.001)
     assert ensemble.population.reserved == record.terms.cap_budget
@@ -680,13 +680,15 @@ def test_a_schema_alone_is_enough(schema_alone: Machine) -> None:
     leave = ("ensemble", "forget", "--who", "leaves.csv", "--yes")
     holds(schema_alone.run(*leave).err, "--records", "visits=FILE")
     schema_alone.run(*leave, "--records", "visits=visits.csv").fine  # noqa: B018 - asserts
-    edition = books.ensemble("visits").edition
+    edition = books.ensembles.get("visits").edition
     assert edition is not None
     assert edition.number == 2
     kept = [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
     assert {*kept} == {pool.to_bytes()}, "nothing is released anew"
-    assert [each.outcome for each in books.charges("visits", outcome=first.outcome)] == ["released"]
-    assert not books.verify("visits").problems
+    assert [each.outcome for each in books.entries.list("visits", outcome=first.outcome)] == [
+        "released"
+    ]
+    assert not books.verifier.verify_project("visits").problems
 
 
 @pytest.mark.parametrize(
@@ -711,9 +713,9 @@ def test_killed_at_any_step_what_it_begins_with_is_paid_for_once(
     assert len(pools) > 1
     assert len({*pools}) == 1, "drawn once"
     books = ledger(schema_alone)
-    assert [each.outcome for each in books.charges("visits")] == ["released"]
-    assert [each.name for each in books.ensembles()] == ["visits"]
-    assert not books.verify("visits").problems
+    assert [each.outcome for each in books.entries.list("visits")] == ["released"]
+    assert [each.name for each in books.ensembles.list()] == ["visits"]
+    assert not books.verifier.verify_project("visits").problems
 
 
 @pytest.mark.parametrize(
@@ -738,7 +740,7 @@ def test_a_schema_that_changed_after_its_histograms_is_refused(
     schema["columns"][column] |= changed
     Path("schema.json").write_text(json.dumps(schema))
     holds(schema_alone.run(*DESIGNED, "--yes").err, "schema", "--name")
-    assert not ledger(schema_alone).ensembles()
+    assert not ledger(schema_alone).ensembles.list()
 
 
 @pytest.mark.parametrize(

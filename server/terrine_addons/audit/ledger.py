@@ -42,11 +42,11 @@ MAX_PROBLEMS = 3
 def audit_ledger(ledger: Ledger) -> Iterator[AuditFinding]:
     """Yield one finding for each project with problems, and one for all sound projects together."""
     sound = charges = 0
-    for name in ledger.project_names():
+    for name in ledger.projects.list_names():
         verified = verify_project(ledger, name)
         problems = [*verified.problems]
         if verified.ok:  # else there is nothing to price
-            problems += check_project(ledger, ledger.project(name))
+            problems += check_project(ledger, ledger.projects.get(name))
         if problems:
             listed = "; ".join(problems[:MAX_PROBLEMS])
             more = (
@@ -135,7 +135,7 @@ def _check_prices(mechanism: Mechanism, terms: Terms) -> Iterator[str]:
 
 def _check_charges(ledger: Ledger, project: ProjectRecord) -> Iterator[str]:
     terms, account = project.terms, Account()  # not their start: what they begin with is priced
-    for charge in ledger.stream_charges(project.name):
+    for charge in ledger.entries.stream(project.name):
         due = _price(json.dumps(dict(charge.event), sort_keys=True), terms.rule, terms.cap_rule)
         if terms.allowance is not None:
             # Not this query is bounded, but what all of them tell of one unit: the balance counts.

@@ -263,7 +263,7 @@ class Demo:
                     on_trained=on_trained,
                 )
         register = EnsembleRegister(name=name)
-        if not ledger.populations():
+        if not ledger.ensembles.list_populations():
             cap = first.cap
             limit = {"epsilon": cap.epsilon, "delta": cap.delta, "rule": cap.rule.name}
             register = register.model_copy(update=limit)

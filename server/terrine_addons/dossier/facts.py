@@ -99,16 +99,16 @@ def gather(ledger: Ledger, settings: Settings, project: str | None = None) -> Fa
     Raises NotFound, CheckpointError, OSError, or another ServiceError for what cannot be read.
     """
     policy, now = own_policy(settings), datetime.now(UTC)
-    records = [ledger.project(project)] if project else list(_every_project(ledger))
+    records = [ledger.projects.get(project)] if project else list(_every_project(ledger))
     read = [
-        (record, ledger.history(record.name), ledger.charges(record.name, limit=1))
+        (record, ledger.entries.history(record.name), ledger.entries.list(record.name, limit=1))
         for record in records
     ]
     wanted = {record.ensemble.name for record in records} if project else None
-    ensembles = [each for each in ledger.ensembles() if wanted is None or each.name in wanted]
-    spent = ledger.spent_of_caps()
+    ensembles = [each for each in ledger.ensembles.list() if wanted is None or each.name in wanted]
+    spent = ledger.projects.spent_of_caps()
     acts = Counter(entry.action for entry in _every_act(ledger))
-    checkpoint = ledger.checkpoint()
+    checkpoint = ledger.tree.checkpoint()
     return Facts(
         made_at=now,
         version=version("terrine"),
@@ -120,7 +120,7 @@ def gather(ledger: Ledger, settings: Settings, project: str | None = None) -> Fa
                 history.outcomes,
                 oldest[0].created_at if oldest else None,
                 history.reached[-1].at if history.reached else None,
-                ledger.list_tokens(record.name),
+                ledger.tokens.list(record.name),
                 verify_project(ledger, record.name),
             )
             for record, history, oldest in read
@@ -129,28 +129,28 @@ def gather(ledger: Ledger, settings: Settings, project: str | None = None) -> Fa
         spent={each.population: spent.get(each.population.id, 0) for each in ensembles},
         staff=Counter(
             token.role
-            for token in ledger.list_tokens()
+            for token in ledger.tokens.list()
             if token.revoked_at is None and token.expires_at > now
         ),
         acts=dict(sorted(acts.items())),
         log=verify_log(ledger),
         checkpoint=checkpoint,
         state=log_state(checkpoint, policy),
-        tree=ledger.check_tree(policy, {}) if checkpoint and policy else None,
+        tree=ledger.tree.check(policy, {}) if checkpoint and policy else None,
         keys=[str(party.key) for party in policy.logs] if policy else [],
     )
 
 
 def _every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
     after = None
-    while page := ledger.projects(after, PAGE_ENTRIES):
+    while page := ledger.projects.list(after, PAGE_ENTRIES):
         yield from page
         after = page[-1].name
 
 
 def _every_act(ledger: Ledger) -> Iterator[LogEntry]:
     after = 0
-    while page := ledger.log(after, PAGE_ENTRIES):
+    while page := ledger.log.list(after, PAGE_ENTRIES):
         yield from page
         after = page[-1].seq
 

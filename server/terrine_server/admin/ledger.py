@@ -48,7 +48,7 @@ def administrative_log(
     before: Annotated[int | None, Query(ge=1, le=10**18)] = None,
 ) -> Response:
     """Show who did what, newest first."""
-    found = services.ledger.log(limit=ROWS_ON_A_PAGE + 1, newest=True, before_seq=before)[::-1]
+    found = services.ledger.log.list(limit=ROWS_ON_A_PAGE + 1, newest=True, before_seq=before)[::-1]
     return page(
         request,
         "log.html",
@@ -65,7 +65,7 @@ def audit(
     request: Request, services: ServicesDep, reader: Reader, cursor: NameCursor = None
 ) -> Response:
     """Show the current end of every hash chain, and offer to verify it."""
-    found = services.ledger.projects(cursor or None, ROWS_ON_A_PAGE + 1)
+    found = services.ledger.projects.list(cursor or None, ROWS_ON_A_PAGE + 1)
     return page(
         request,
         "audit.html",
@@ -73,8 +73,8 @@ def audit(
         projects=found[:ROWS_ON_A_PAGE],
         next=found[ROWS_ON_A_PAGE - 1].name if len(found) > ROWS_ON_A_PAGE else None,
         first=not cursor,
-        last=next(iter(services.ledger.log(limit=1, newest=True)), None),
-        log=log_state(services.ledger.checkpoint(), services.readiness.policy),
+        last=next(iter(services.ledger.log.list(limit=1, newest=True)), None),
+        log=log_state(services.ledger.tree.checkpoint(), services.readiness.policy),
     )
 
 
@@ -104,5 +104,5 @@ async def verify_tree(request: Request, services: ServicesDep, sent: Checked) ->
     kept = sent.fields.get("checkpoint", "").replace("\r\n", "\n").strip()
     earlier = {"that you kept": f"{kept}\n"} if kept else {}
     given = policy, earlier
-    found = await VERIFYING.run(sent.session.token_id, services.ledger.check_tree, *given)
+    found = await VERIFYING.run(sent.session.token_id, services.ledger.tree.check, *given)
     return page(request, "tree.html", sent.session, found=found, kept=bool(kept))

@@ -124,7 +124,7 @@ def form(
     mechanism: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     """Ask for an ensemble and a mechanism, then for the terms."""
-    known = services.ledger.ensembles()
+    known = services.ledger.ensembles.list()
     only = known[0].name if len(known) == 1 else ""
     given = {"ensemble": ensemble or only, "mechanism": mechanism}
     return _form(request, services, reader, TermsForm(given))
@@ -155,7 +155,9 @@ def try_terms(
             given |= _suggest_terms(services, given)
             outlook = _price_terms(ledger, _parse_request(given), DEFAULT_CONSENSUS)
         elif given.get("action") == "propose":
-            given |= _choose_parameters(services, ledger.ensemble(given.get("ensemble", "")), given)
+            given |= _choose_parameters(
+                services, ledger.ensembles.get(given.get("ensemble", "")), given
+            )
         else:
             wanted = _parse_request(given)
             if given.get("action") == "open":
@@ -178,7 +180,7 @@ def terms_form(ledger: Ledger, done: TermsForm) -> dict[str, Any]:
     """Return what the templates of the form and of its outlook show."""
     ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
     spec = MECHANISM_SPECS.get(mechanism)
-    chosen = next((each for each in ledger.ensembles() if each.name == ensemble), None)
+    chosen = next((each for each in ledger.ensembles.list() if each.name == ensemble), None)
     return {
         "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
         "chosen": chosen,
@@ -202,7 +204,7 @@ def _form(request: Request, services: Services, reader: Session, done: TermsForm
         "open.html",
         reader,
         status=done.status,
-        ensembles=[each.name for each in services.ledger.ensembles()],
+        ensembles=[each.name for each in services.ledger.ensembles.list()],
         **terms_form(services.ledger, done),
     )
 
@@ -297,7 +299,7 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
 
     Noisy counts of every public row. Raises `ParameterError` where that would teach nothing.
     """
-    ensemble = services.ledger.ensemble(given.get("ensemble", ""))
+    ensemble = services.ledger.ensembles.get(given.get("ensemble", ""))
     facts, rows, epsilon = (
         ensemble.facts,
         parse_number(given.get("rows", "")),
@@ -367,7 +369,7 @@ def _initial_epsilon(ensemble: EnsembleRecord) -> str:
 
 def _find_free_name(ledger: Ledger, name: str) -> str:
     """Return the ensemble's name, as `terrine quickstart` does, or the next that is free."""
-    taken = set(ledger.project_names())
+    taken = set(ledger.projects.list_names())
     others = (f"{name[:58]}-{number}" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(each for each in others if each not in taken)
 

@@ -128,7 +128,7 @@ def overview(
     search: Annotated[str, Query(max_length=MAX_SEARCH_CHARACTERS)] = "",
 ) -> Response:
     """Show caps and projects. `search`: a part of the name or title."""
-    found = services.ledger.projects(
+    found = services.ledger.projects.list(
         cursor or None,
         PROJECTS_ON_A_PAGE + 1,
         ensemble=ensemble,
@@ -136,7 +136,7 @@ def overview(
         search=search.strip(),
     )
     filters = {"ensemble": ensemble, "status": status, "search": search.strip()}
-    shown, maintenance = found[:PROJECTS_ON_A_PAGE], services.ledger.maintenance()
+    shown, maintenance = found[:PROJECTS_ON_A_PAGE], services.ledger.projects.maintenance()
     return page(
         request,
         "overview.html",
@@ -158,21 +158,25 @@ def maintain(
     request: Request, services: ServicesDep, sent: ByAdmin, act: Literal["begin", "end"]
 ) -> Response:
     """Pause all active projects, or resume those that were paused in this way."""
-    change = services.ledger.pause_all if act == "begin" else services.ledger.resume_all
+    change = (
+        services.ledger.projects.pause_all
+        if act == "begin"
+        else services.ledger.projects.resume_all
+    )
     change(sent.session.actor)
     return see_other(request, "", sent.session)
 
 
 def list_caps(ledger: Ledger) -> list[CapUse]:
     """Return the cap of each population, by name."""
-    spent, ensembles = ledger.spent_of_caps(), ledger.ensembles()
+    spent, ensembles = ledger.projects.spent_of_caps(), ledger.ensembles.list()
     return [
         CapUse(
             population,
             [each for each in ensembles if each.population.id == population.id],
             spent.get(population.id, 0),
         )
-        for population in ledger.populations()
+        for population in ledger.ensembles.list_populations()
     ]
 
 
@@ -206,8 +210,8 @@ def project(
 ) -> Response:
     """Show a project. `since` and `until` are days (UTC), the last one included."""
     ledger = services.ledger
-    record, shadows = ledger.project_with_shadows(name)
-    found = ledger.charges(
+    record, shadows = ledger.projects.get_with_shadows(name)
+    found = ledger.entries.list(
         name,
         0,
         CHARGES_ON_A_PAGE + 1,
@@ -228,7 +232,7 @@ def project(
         reader,
         **_project_values(record, shadows),
         info=views.project(record, services.available(record.ensemble)),
-        history=ledger.history(name),
+        history=ledger.entries.history(name),
         payers=_find_payers(
             ledger, reader, name, [entry.seq for entry in found[:CHARGES_ON_A_PAGE]]
         ),
@@ -251,9 +255,9 @@ def charges_csv(
     until: Day = None,
 ) -> Response:
     """Return all charges that pass the filters, and record that somebody took them."""
-    record = services.ledger.project(name)
+    record = services.ledger.projects.get(name)
     operations.record_export(services.ledger, record.name, reader.actor)
-    entries = services.ledger.stream_charges(
+    entries = services.ledger.entries.stream(
         record.name, outcome, _start_of_day(since), _start_of_day(until, 1)
     )
     return StreamingResponse(
@@ -266,7 +270,7 @@ def charges_csv(
 @router.get("/{name}/close")
 def confirm_close(request: Request, services: ServicesDep, reader: Admin, name: Name) -> Response:
     """Explain what closing a project means, and ask for confirmation."""
-    record = services.ledger.project(name)
+    record = services.ledger.projects.get(name)
     return page(request, "close.html", reader, **_project_values(record))
 
 
@@ -294,7 +298,7 @@ def set_status(
     act: Literal["pause", "resume", "close"],
 ) -> Response:
     """Pause a project, resume it, or close it for good."""
-    services.ledger.set_status(name, STATUS_OF_ACT[act], sent.session.actor)
+    services.ledger.projects.set_status(name, STATUS_OF_ACT[act], sent.session.actor)
     return see_other(request, f"/projects/{name}", sent.session)
 
 
@@ -304,8 +308,8 @@ def _find_payers(
     """Return which token paid for each entry, with its label; None unless for an admin."""
     if reader.role is not Role.ADMIN:
         return None
-    payers = ledger.payers(name, entries)
-    labels = ledger.token_labels({*payers.values()})
+    payers = ledger.entries.payers(name, entries)
+    labels = ledger.tokens.list_labels({*payers.values()})
     return {seq: {"id": id, "label": labels.get(id, "")} for seq, id in payers.items()}
 
 
@@ -368,7 +372,7 @@ def create(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
             request, services, sent.session, given, problems=explain_errors(error), status=422
         )
     except Conflict as error:
-        sent_before = services.ledger.find_token(id) is not None
+        sent_before = services.ledger.tokens.find(id) is not None
         why = FORM_SENT_BEFORE.format(id) if sent_before else error.detail
         return _tokens_page(request, services, sent.session, given, problems=[why], status=409)
     except ServiceError as error:
@@ -385,7 +389,7 @@ def confirm_revoke(
     request: Request, services: ServicesDep, reader: Admin, token_id: TokenId
 ) -> Response:
     """Explain what revoking a token means, and ask for confirmation."""
-    record = services.ledger.find_token(token_id)
+    record = services.ledger.tokens.find(token_id)
     if record is None:
         raise NotFound(f"There is no token {token_id}.")
     return page(request, "revoke.html", reader, token=TokenInfo.model_validate(record))
@@ -394,7 +398,7 @@ def confirm_revoke(
 @tokens_router.post("/{token_id}/revoke")
 def revoke(request: Request, services: ServicesDep, sent: ByAdmin, token_id: TokenId) -> Response:
     """Revoke a token, and end its sessions."""
-    services.ledger.revoke_token(token_id, sent.session.actor)
+    services.ledger.tokens.revoke(token_id, sent.session.actor)
     return see_other(request, "/tokens", sent.session)
 
 
@@ -407,7 +411,9 @@ def _tokens_page(
     problems: tuple[str, ...] | list[str] = (),
     status: int = 200,
 ) -> Response:
-    found: list[TokenRecord] = services.ledger.list_tokens(after=cursor, limit=TOKENS_ON_A_PAGE + 1)
+    found: Sequence[TokenRecord] = services.ledger.tokens.list(
+        after=cursor, limit=TOKENS_ON_A_PAGE + 1
+    )
     sessions = services.sessions.open_sessions()
     return page(
         request,
@@ -417,7 +423,7 @@ def _tokens_page(
         tokens=[TokenInfo.model_validate(each) for each in found[:TOKENS_ON_A_PAGE]],
         next=found[TOKENS_ON_A_PAGE - 1].id if len(found) > TOKENS_ON_A_PAGE else None,
         first=cursor is None,
-        projects=services.ledger.project_names()[:MAX_LISTED_PROJECTS],
+        projects=services.ledger.projects.list_names()[:MAX_LISTED_PROJECTS],
         roles=list(Role),
         given={"role": "student", "label": "", "expires_in_days": DEFAULT_DAYS, "project": ""}
         | dict(given),

@@ -163,12 +163,12 @@ class LedgerMetrics(Collector):
 
     def _caps(self) -> Iterator[Metric]:
         """Yield the cap of each population, and the shares of it that are reserved and spent."""
-        spent = self._ledger.spent_of_caps()
+        spent = self._ledger.projects.spent_of_caps()
         gauges = [
             GaugeMetricFamily(f"terrine_population_{figure}", meaning, labels=["population"])
             for figure, meaning in CAP_METRICS.items()
         ]
-        for each in self._ledger.populations():
+        for each in self._ledger.ensembles.list_populations():
             reserved, used = each.reserved / each.cap, spent.get(each.id, 0) / each.cap
             for gauge, value in zip(gauges, (each.epsilon, reserved, used), strict=True):
                 gauge.add_metric([each.name], value)
@@ -185,7 +185,7 @@ class LedgerMetrics(Collector):
         ):
             failing = float(isinstance(self._history.found, kind))
             yield GaugeMetricFamily(f"terrine_{name}", meaning, failing)
-        log = log_state(self._ledger.checkpoint(), self._policy)
+        log = log_state(self._ledger.tree.checkpoint(), self._policy)
         entries = GaugeMetricFamily("terrine_log_entries", "Entries under the last checkpoint.")
         meaning = "Whether the witness cosigned the last checkpoint."
         cosigned = GaugeMetricFamily("terrine_log_cosigned", meaning, labels=["witness"])

@@ -90,8 +90,10 @@ def accounts(
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
     """List the accounts of all projects, by name, and the state of the log of their entries."""
-    found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
-    log = log_state(services.ledger.checkpoint(), services.readiness.policy)
+    found = services.ledger.projects.list(
+        cursor or None, limit + 1, ensemble=ensemble, status=status
+    )
+    log = log_state(services.ledger.tree.checkpoint(), services.readiness.policy)
     return render_page(BudgetPage, found, limit, views.budget, lambda last: last.name, log=log)
 
 
@@ -115,17 +117,19 @@ def charges(
 
     With `Accept: text/csv`, all of them are streamed; `cursor` and `limit` then have no effect.
     """
-    record = services.ledger.project(project)
+    record = services.ledger.projects.get(project)
     paid = None if outcome is None else Outcome(outcome)
     if CSV in request.headers.get("accept", ""):
         operations.record_export(services.ledger, record.name, holder.actor)
-        entries = services.ledger.stream_charges(record.name, paid, since, until)
+        entries = services.ledger.entries.stream(record.name, paid, since, until)
         return StreamingResponse(
             EXPORTING.stream(holder.token_id, csv_lines(entries, record.ensemble)),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{record.name}.csv"'},
         )
-    found = services.ledger.charges(record.name, int(cursor or 0), limit + 1, paid, since, until)
+    found = services.ledger.entries.list(
+        record.name, int(cursor or 0), limit + 1, paid, since, until
+    )
     view = partial(views.charge, ensemble=record.ensemble)
     return render_page(LedgerPage, found, limit, view, lambda last: str(last.seq))
 
@@ -148,7 +152,7 @@ def administrative_log(
     limit: Limit = PAGE_ITEMS,
 ) -> Response:
     """List what the data owner did, oldest first: who, what, when, and how it was afterwards."""
-    found = services.ledger.log(int(cursor or 0), limit + 1)
+    found = services.ledger.log.list(int(cursor or 0), limit + 1)
     return render_page(LogPage, found, limit, LogEntry.model_validate, lambda last: str(last.seq))
 
 
@@ -229,8 +233,8 @@ def entries(
         project = holder.project
     if project is None:
         raise NotFound("Name the project: `?project=`.")
-    found = services.ledger.positions(project, int(cursor or 0), limit + 1)
-    key = services.ledger.leaf_key(project)
+    found = services.ledger.tree.positions(project, int(cursor or 0), limit + 1)
+    key = services.ledger.tree.leaf_key(project)
     items = [EntryReceipt(charge=seq, index=position) for seq, position in found[:limit]]
     more = len(found) > limit
     return ReceiptPage(

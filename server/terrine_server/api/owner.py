@@ -49,11 +49,11 @@ router = APIRouter(tags=["owner"])
 def ensembles(services: ServicesDep, holder: Anyone) -> list[EnsembleAccount | EnsembleInfo]:
     """List the ensembles. A student sees its project's ensemble, without the owner's account."""
     if holder.role is Role.STUDENT:
-        record = services.ledger.project(holder.project or "").ensemble
+        record = services.ledger.projects.get(holder.project or "").ensemble
         return [views.ensemble(record, services.available(record))]
     return [
         views.ensemble_account(record, services.available(record))
-        for record in services.ledger.ensembles()
+        for record in services.ledger.ensembles.list()
     ]
 
 
@@ -94,7 +94,9 @@ def projects(
     status: Annotated[ProjectStatus | None, Query()] = None,
 ) -> Response:
     """List projects' terms, by name."""
-    found = services.ledger.projects(cursor or None, limit + 1, ensemble=ensemble, status=status)
+    found = services.ledger.projects.list(
+        cursor or None, limit + 1, ensemble=ensemble, status=status
+    )
     available = {
         record.name: services.available(record)
         for record in {p.ensemble.name: p.ensemble for p in found}.values()
@@ -111,7 +113,7 @@ def project(services: ServicesDep, holder: Anyone, name: Name) -> ProjectInfo:
     """Return a project's terms. A student may read only its own project's."""
     if holder.role is Role.STUDENT and holder.project != name:
         raise Forbidden("This token belongs to another project.")
-    record = services.ledger.project(name)
+    record = services.ledger.projects.get(name)
     return views.project(record, services.available(record.ensemble))
 
 
@@ -120,7 +122,7 @@ def update_project(
     services: ServicesDep, holder: Admin, _: JsonBody, name: Name, request: ProjectUpdate
 ) -> ProjectInfo:
     """Pause, resume or close a project. Closing is final and returns the unspent budget."""
-    record = services.ledger.set_status(name, request.status, holder.actor)
+    record = services.ledger.projects.set_status(name, request.status, holder.actor)
     return views.project(record, services.available(record.ensemble))
 
 
@@ -154,11 +156,11 @@ def tokens(
     limit: Limit = PAGE_ITEMS,
 ) -> Response:
     """List tokens without their secrets, oldest first."""
-    found = services.ledger.list_tokens(after=cursor or None, limit=limit + 1)
+    found = services.ledger.tokens.list(after=cursor or None, limit=limit + 1)
     return render_page(TokenPage, found, limit, TokenInfo.model_validate, lambda last: last.id)
 
 
 @router.delete("/tokens/{token_id}", responses=openapi.problems("not-found"))
 def revoke_token(services: ServicesDep, holder: Admin, token_id: TokenId) -> TokenInfo:
     """Revoke a token immediately and for good."""
-    return TokenInfo.model_validate(services.ledger.revoke_token(token_id, holder.actor))
+    return TokenInfo.model_validate(services.ledger.tokens.revoke(token_id, holder.actor))

@@ -253,7 +253,7 @@ class PublishedLog:
         self._ledger = ledger
         self._thread = CapacityLimiter(1)
         self._tiles = OrderedDict[tuple[int | None, int], bytes]()
-        self.checkpoint = SharedLookup(ledger.checkpoint, self._thread)
+        self.checkpoint = SharedLookup(ledger.tree.checkpoint, self._thread)
         """The last checkpoint."""
 
     async def tile(self, tile: Tile) -> bytes:
@@ -262,7 +262,7 @@ class PublishedLog:
         size = tile.width * (ENTRY_BYTES if tile.level is None else HASH_BYTES)
         kept = self._tiles.get(place, b"")
         if len(kept) < size:  # the tree grows: what was read is the beginning of what is there now
-            kept = await to_thread.run_sync(self._ledger.tile, tile, limiter=self._thread)
+            kept = await to_thread.run_sync(self._ledger.tree.tile, tile, limiter=self._thread)
             self._tiles[place] = max(kept, self._tiles.get(place, b""), key=len)
             if len(self._tiles) > MAX_TILES:
                 self._tiles.popitem(last=False)
@@ -288,12 +288,12 @@ class Readiness:
         check_schema(self._engine)
         check_definitions(self._engine)
         check_rights(self._engine)
-        self._ledger.check_sealed()
+        self._ledger.log.check_sealed()
         self._ledger.check_history()
         check_writable(self._engine)
-        for ensemble in self._ledger.ensembles():
+        for ensemble in self._ledger.ensembles.list():
             self._voters.check(ensemble)
-        return log_state(self._ledger.checkpoint(), self.policy)
+        return log_state(self._ledger.tree.checkpoint(), self.policy)
 
 
 class LabelReply(NamedTuple):

@@ -143,7 +143,7 @@ async def _read_body(
     by what its head says, or once so much is there."""
     content_type, settings = request.headers.get("content-type", ""), services.settings
     token_id = request.state.principal.token_id
-    known = await DECODING.run(token_id, services.ledger.cached_project, project)
+    known = await DECODING.run(token_id, services.ledger.projects.get_cached, project)
     expected = known.ensemble.facts
     limits = BodyLimits(settings.max_body_bytes, settings.max_batch)
     declared = request.headers.get("content-length", "0")  # digits: the middleware has looked
@@ -189,7 +189,7 @@ def label_answerer(
 @router.get("/budget", responses=openapi.problems())
 def budget(services: ServicesDep, project: OwnProject) -> Budget:
     """Return the account of the token's project."""
-    return views.budget(*services.ledger.project_with_shadows(project))
+    return views.budget(*services.ledger.projects.get_with_shadows(project))
 
 
 @router.get(
@@ -207,7 +207,7 @@ def budget(services: ServicesDep, project: OwnProject) -> Budget:
 )
 def pool(services: ServicesDep, project: OwnProject) -> Response:
     """Return what the owner of the token's project designed to be asked. Free."""
-    record = services.ledger.project(project)
+    record = services.ledger.projects.get(project)
     return Response(
         read_pool(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
     )
@@ -216,5 +216,5 @@ def pool(services: ServicesDep, project: OwnProject) -> Response:
 @router.get("/project", responses=openapi.problems())
 def project(services: ServicesDep, project: OwnProject) -> ProjectInfo:
     """Return the terms of the token's project."""
-    record = services.ledger.project(project)
+    record = services.ledger.projects.get(project)
     return views.project(record, services.available(record.ensemble))

@@ -43,9 +43,10 @@ from terrine_server.ledger import (
 )
 from terrine_server.ledger import seal as seal_ledger
 from terrine_server.ledger.ensembles import DEFAULT_POPULATION
+from terrine_server.ledger.exports import entry_line
 from terrine_server.ledger.losses import LostSpend
 from terrine_server.ledger.migrating import has_tables
-from terrine_server.ledger.verifying import entry_line, verify_export
+from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import (
     ask_spent,
@@ -87,7 +88,7 @@ def open_current_ledger() -> Ledger:
     settings = Settings()
     check_schema(connect(settings.database, settings.database_password()))
     ledger = operations.open_ledger(settings)
-    ledger.check_sealed()
+    ledger.log.check_sealed()
     return ledger
 
 
@@ -213,7 +214,7 @@ def seal(
     new, old = load_secret_key(settings.secret_key_path), None
     if old_key is not None:
         old = load_secret_key(old_key)
-        Ledger(engine, old).check_sealed()
+        Ledger(engine, old).log.check_sealed()
         keep_token_key(settings, old)  # first: whatever interrupts this, tokens stay valid
     sealed = seal_ledger(engine, new, old_key=old, accept=accept)
     for kind, subjects in sealed.adopted.items():
@@ -231,7 +232,7 @@ INTACT = {True: "[green]intact[/]", False: "[bold red]NOT INTACT[/]"}
 
 def _verify_ledger(project: str) -> bool:
     ledger = open_current_ledger()
-    names = ledger.project_names() if project == "all" else [project]
+    names = ledger.projects.list_names() if project == "all" else [project]
     intact = True
     for name in names:
         with entries_bar(errors, name) as progress:
@@ -268,7 +269,7 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
     earlier = {
         str(each): read(each, MAX_NOTE_BYTES).decode(errors="replace") for each in checkpoints
     }
-    found = open_current_ledger().check_tree(policy, earlier)
+    found = open_current_ledger().tree.check(policy, earlier)
     by = ", ".join(sorted(found.cosigned)) or "nobody"
     entries = quantity(found.size, "entry", "entries")
     verdict = f"transparency log: {INTACT[found.ok]}, {entries}, cosigned by {by}"
@@ -282,7 +283,7 @@ def _verify_tree(path: Path | None, checkpoints: list[Path]) -> bool:
 
 def _note_missing_package(ledger: Ledger, project: str) -> None:
     """Print a note if a project's mechanism is of a package that is not installed."""
-    record = ledger.project(project)
+    record = ledger.projects.get(project)
     facts, spec = record.ensemble.facts, record.mechanism
     if "." not in spec["name"]:
         return
@@ -367,7 +368,7 @@ def show(
             fail("--payers is of a project: name it.")
         _show_log(ledger, shown)
         return
-    charges = ledger.project(project).charges
+    charges = ledger.projects.get(project).charges
     first, end = _parse_range(entries, charges, shown)
     if payers:
         _show_payers(ledger, project, first, end)
@@ -376,7 +377,7 @@ def show(
 
 
 def _show_log(ledger: Ledger, last: int) -> None:
-    entries = ledger.log(limit=last, newest=True)
+    entries = ledger.log.list(limit=last, newest=True)
     shown = views.actors(ledger, (entry.actor for entry in entries))
     output(
         entries,
@@ -395,10 +396,10 @@ def _show_log(ledger: Ledger, last: int) -> None:
 
 
 def _show_project(ledger: Ledger, project: str, first: int, last: int) -> None:
-    record = ledger.project(project)
+    record = ledger.projects.get(project)
     account = views.budget(record)
-    log = log_state(ledger.checkpoint(), own_policy(Settings()))
-    entries = ledger.charges(project, after_seq=first - 1, limit=last - first + 1)
+    log = log_state(ledger.tree.checkpoint(), own_policy(Settings()))
+    entries = ledger.entries.list(project, after_seq=first - 1, limit=last - first + 1)
     if as_json():
         print_json(
             {
@@ -438,9 +439,9 @@ def _show_project(ledger: Ledger, project: str, first: int, last: int) -> None:
 
 
 def _show_payers(ledger: Ledger, project: str, first: int, last: int) -> None:
-    charged = ledger.charges(project, after_seq=first - 1, limit=last - first + 1)
-    paid = ledger.payers(project, [entry.seq for entry in charged if entry.figure is None])
-    labels = ledger.token_labels({*paid.values()})
+    charged = ledger.entries.list(project, after_seq=first - 1, limit=last - first + 1)
+    paid = ledger.entries.payers(project, [entry.seq for entry in charged if entry.figure is None])
+    labels = ledger.tokens.list_labels({*paid.values()})
     found = [(entry, paid.get(entry.seq)) for entry in charged]
     output(
         [
@@ -515,7 +516,7 @@ def restored(
     engine.dispose()
     ledger = open_current_ledger()
     if lost_entries(ledger, settings) is not None:
-        known = [each.name for each in ledger.populations()]
+        known = [each.name for each in ledger.ensembles.list_populations()]
         stated |= _ask_spent([name for name in known if name not in stated])
     done, new_log = make_restored_safe(ledger, settings, stated, origin)
     for name, lost in stated.items():
@@ -585,7 +586,7 @@ def export(
     if project is None:
         _write_lines(operations.export_log(ledger), output)
         return
-    ledger.project(project)  # fails for an unknown name, before a file is made
+    ledger.projects.get(project)  # fails for an unknown name, before a file is made
     _write_lines(operations.export(ledger, project), output)
 
 

@@ -118,14 +118,14 @@ def show(
     elif name is None:
         _list_projects()
     else:
-        record = open_current_ledger().project(name)
+        record = open_current_ledger().projects.get(name)
         output(_as_api(Settings(), [record])[0], _tabulate_terms(record))
 
 
 def _list_projects() -> None:
     settings, ledger = Settings(), open_current_ledger()
     records: list[ProjectRecord] = []
-    while page := ledger.projects(records[-1].name if records else None, 100):
+    while page := ledger.projects.list(records[-1].name if records else None, 100):
         records += page
     accounts = [views.budget(record) for record in records]
     output(
@@ -174,7 +174,7 @@ def pause(
     """
     if not _means_all(name, every):
         return _set_status(str(name), ProjectStatus.PAUSED)
-    paused = open_current_ledger().pause_all()
+    paused = open_current_ledger().projects.pause_all()
     if not paused:
         return say("No project is active.")
     say(f"Paused {', '.join(paused)}. Afterwards: terrine project resume --all")
@@ -195,9 +195,9 @@ def resume(
     if not _means_all(name, every):
         return _set_status(str(name), ProjectStatus.ACTIVE)
     ledger = open_current_ledger()
-    if ledger.maintenance() is None:
+    if ledger.projects.maintenance() is None:
         return say("Nothing is paused by `terrine project pause --all`.")
-    say(f"Resumed {', '.join(ledger.resume_all()) or 'no project'}.")
+    say(f"Resumed {', '.join(ledger.projects.resume_all()) or 'no project'}.")
 
 
 def _means_all(name: str | None, every: bool) -> bool:
@@ -213,14 +213,14 @@ def close(
     yes: Yes = False,
 ) -> None:
     """Close a project for good, and return its unspent budget to its ensemble's cap."""
-    open_current_ledger().project(name)  # fails for an unknown name, before the prompt
+    open_current_ledger().projects.get(name)  # fails for an unknown name, before the prompt
     if not yes:
         typer.confirm(f"Close {name} for good?", abort=True)
     _set_status(name, ProjectStatus.CLOSED)
 
 
 def _set_status(name: str, status: ProjectStatus) -> None:
-    record = open_current_ledger().set_status(name, status)
+    record = open_current_ledger().projects.set_status(name, status)
     say(f"{record.name} is {record.status}.")
 
 
@@ -316,7 +316,7 @@ def create(request: TokenCreate) -> None:
             typer.echo(made.token)
         sys.stdout.flush()
     except OSError:  # a full disk, or whoever read it has gone: nobody has it
-        ledger.revoke_token(made.id)
+        ledger.tokens.revoke(made.id)
         raise
     say(
         f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
@@ -329,7 +329,7 @@ def create(request: TokenCreate) -> None:
 @with_json
 def list_tokens() -> None:
     """List all tokens, without their secrets."""
-    tokens = open_current_ledger().list_tokens()
+    tokens = open_current_ledger().tokens.list()
     output(
         [TokenInfo.model_validate(token) for token in tokens],
         [
@@ -349,7 +349,7 @@ def list_tokens() -> None:
 @tokens_app.command()
 def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
     """Revoke a token immediately and for good."""
-    open_current_ledger().revoke_token(token_id)
+    open_current_ledger().tokens.revoke(token_id)
     say(f"{token_id} is revoked.")
 
 
@@ -392,7 +392,7 @@ def register(
     population = record.population
     others = [
         each.name
-        for each in ledger.ensembles()
+        for each in ledger.ensembles.list()
         if each.population.id == population.id and each.name != record.name
     ]
     shared = f" It shares this cap with {', '.join(others)}." if others else ""
@@ -442,7 +442,7 @@ def show_ensemble(
 
 
 def _list_ensembles() -> None:
-    records = open_current_ledger().ensembles()
+    records = open_current_ledger().ensembles.list()
     if as_json():
         voters = AnyVoters(Settings())
         print_json([views.ensemble_account(record, voters.available(record)) for record in records])

@@ -260,7 +260,7 @@ def quickstart(
     serve.prepare(settings, owner.detail)
     ledger = open_ledger(settings)
     try:
-        record = ledger.project(name)
+        record = ledger.projects.get(name)
     except NotFound:
         record = _open(records, given, ledger, settings, register, epsilon, owner, anyway=anyway)
         say(f"Project {name} is open.")

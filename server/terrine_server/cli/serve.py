@@ -129,7 +129,7 @@ def prepare(
             "written without them: run `terrine ledger verify all`."
         )
     try:
-        ledger.check_sealed()
+        ledger.log.check_sealed()
     except NotSealed as error:
         _warn(error.detail)
         return
@@ -265,7 +265,7 @@ def _check_prerequisites(settings: Settings) -> None:
     engine = connect(settings.database, settings.database_password(), settings.database_seconds)
     check_schema_once_started(engine)
     engine.dispose()
-    open_ledger(settings).check_sealed()
+    open_ledger(settings).log.check_sealed()
     if settings.device is not None:
         votes_on = health.check_device(settings.device)
         if votes_on.state is not Severity.OK:

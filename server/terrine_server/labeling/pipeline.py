@@ -187,7 +187,7 @@ class Labeling:
         `token`, `notes`: see `CheckedRequest`. Raises a `ServiceError` that concerns this request
         only.
         """
-        project = self._ledger.cached_project(project_name)
+        project = self._ledger.projects.get_cached(project_name)
         facts = project.ensemble.facts
         strategy = strategy_of(project, self._ledger, self._voters)
         queries = canonical_inputs(inputs, facts.input, self._max_batch)
@@ -213,7 +213,7 @@ class Labeling:
         It is free: a function of the inputs, of public points and of the queries so far. Raises a
         `ServiceError`, also for a project without accounts.
         """
-        project, shadows = self._ledger.project_with_shadows(project_name)
+        project, shadows = self._ledger.projects.get_with_shadows(project_name)
         queries = canonical_inputs(inputs, project.ensemble.facts.input, self._max_batch)
         strategy = strategy_of(project, self._ledger, self._voters)
         return strategy.exhausted_shares(queries, shadows)
@@ -240,7 +240,7 @@ class Labeling:
                 tokens = {ask.token for ask in group if ask.token is not None}
                 try:
                     with self._metrics.stage("replay"):
-                        record = self._ledger.look_up(project_name, digests, tokens)
+                        record = self._ledger.charging.look_up(project_name, digests, tokens)
                         project = record.project
                         self._check_group(project, group)
                     strategy = strategy_of(project, self._ledger, self._voters)
@@ -251,7 +251,7 @@ class Labeling:
                             answers |= refused
                             continue
                     if chosen and strategy.exclusive and not locked:
-                        lock.enter_context(self._ledger.project_lock(project.id))
+                        lock.enter_context(self._ledger.projects.lock(project.id))
                         locked = True
                         continue
                     drawn = self._draw(project, strategy, group, digests, chosen)
@@ -284,7 +284,7 @@ class Labeling:
                 # If another request came first, the draws are discarded unsent. More is recorded
                 # then, so this loop ends.
                 with self._metrics.stage("charge"), suppress(ConcurrentUpdate):
-                    paid = self._ledger.charge_group(
+                    paid = self._ledger.charging.charge(
                         project.id, batches, record, drawn.accounts, payers
                     )
                     answers |= zip(waiting, paid, strict=True)
@@ -317,7 +317,7 @@ class Labeling:
 
     def _has_newer_edition(self, ensemble: EnsembleRecord) -> bool:
         """Whether there is one: the files of an edition go as soon as people left it."""
-        return self._ledger.ensemble(ensemble.name).current.path != ensemble.current.path
+        return self._ledger.ensembles.get(ensemble.name).current.path != ensemble.current.path
 
     def _count(self, answers: Iterable[ChargedBatch | ServiceError]) -> None:
         """Count the outcomes that are about to be sent; they are public."""
@@ -430,20 +430,20 @@ def recompute_accounts(
     for any other project, and if its accounts count as spent after a restore; ConcurrentUpdate if
     it answers meanwhile; InvalidQuery for inputs that the ensemble does not take.
     """
-    project = ledger.project(name)
+    project = ledger.projects.get(name)
     strategy = strategy_of(project, ledger, voters)
     if not isinstance(strategy, AccountVotes):
         raise Conflict(
             f"Nobody has an account in {name}: it is a project of {strategy.mechanism.name}."
         )
-    accounts = ledger.unit_accounts(project)
+    accounts = ledger.charging.unit_accounts(project)
     facts = project.ensemble.facts
     known = canonical_inputs(inputs, facts.input, len(inputs))
     rows = {
         digest.hex(): row
         for row, digest in enumerate(input_digests(known, project.ensemble.manifest_sha256))
     }
-    asked = [rows.get(entry.input_digest, -1) for entry in ledger.stream_charges(name)]
+    asked = [rows.get(entry.input_digest, -1) for entry in ledger.entries.stream(name)]
     asked = asked[: project.charges]
     unknown = asked.count(-1)
     if unknown:
@@ -467,7 +467,7 @@ def _by_edition(
     ledger: Ledger, project: ProjectRecord, asked: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the inputs that were charged in each edition of the ensemble, with its number."""
-    editions = ledger.editions(project.ensemble.name)
+    editions = ledger.ensembles.list_editions(project.ensemble.name)
     # A project that was opened later began with the newest edition of its time.
     begins = [edition.begins.get(project.id, 0) for edition in editions]
     for edition, start, end in zip(editions, begins, [*begins[1:], len(asked)], strict=True):

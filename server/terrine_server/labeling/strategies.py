@@ -162,7 +162,7 @@ class AccountVotes(VoteStrategy):
         voted, exhausted = judged[answered].tolist(), judged[~answered].tolist()
         if not voted:
             return Vote(voted, np.empty((0, self.mechanism.classes), np.int64), exhausted)
-        accounts, counts = self.ledger.unit_accounts(self.project), []
+        accounts, counts = self.ledger.charging.unit_accounts(self.project), []
         # All units are gone through, whatever their accounts are, in blocks of a public size.
         for weights in found.record_weights(points[voted]):
             cast, accounts = self.mechanism.cast(weights, found.units, accounts, self.allowance)
@@ -181,7 +181,7 @@ class AccountVotes(VoteStrategy):
         No private record or account is looked at: it follows from the queries and public rows.
         """
         most = super().most_queries
-        shadows = self.ledger.shadow_accounts(self.project, found.ensemble.shadows)
+        shadows = self.ledger.charging.shadow_accounts(self.project, found.ensemble.shadows)
         judged = []
         for near in found.public_neighbours(points):
             if most <= 0:

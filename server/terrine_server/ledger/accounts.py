@@ -346,7 +346,7 @@ def save_tally(tx: Transaction, after: ProjectRecord, tally: SecretTally) -> Non
 
 
 def secret_spend(connection: Connection, seals: Seals, project: ProjectRecord) -> SecretSpend:
-    """See `Ledger.secret_spend`."""
+    """See `Projects.secret_spend`."""
     tally = load_tally(connection, seals, project)
     if tally is None:
         raise Conflict(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice
@@ -15,6 +16,7 @@ from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import (
     BudgetExhausted,
     ConcurrentUpdate,
+    DatabaseUnavailable,
     InvalidQuery,
     LedgerCorrupted,
     NotFound,
@@ -38,7 +40,7 @@ from terrine_server.ledger.chain import (
     publication_digest,
     release_digest,
 )
-from terrine_server.ledger.database import Transaction, check_written
+from terrine_server.ledger.database import Access, Transaction, check_written
 from terrine_server.ledger.records import (
     ChargedBatch,
     EntryFields,
@@ -50,10 +52,11 @@ from terrine_server.ledger.records import (
     RecordedCharges,
     Result,
     SpentAccounts,
+    TokenRecord,
 )
 from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
 from terrine_server.ledger.schema import READ_ERRORS, charges, payments
-from terrine_server.privacy import Account, Price, Terms, VoteOutcome
+from terrine_server.privacy import Account, Accounts, Price, Terms, VoteOutcome
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
 EXHAUSTED = Result(Outcome.EXHAUSTED, label=None, seq=None, replayed=False)
@@ -323,16 +326,20 @@ SERVICE = Actor("service")
 """Publishes figures when they are due, whoever asked last."""
 
 
-def charge(
+_Settlement = tuple[ProjectRecord, list[ChargedBatch | ServiceError]]
+"""A project after some batches were paid for, and the answer to each."""
+
+
+def settle(
     tx: Transaction,
     record: ProjectSnapshot,
     batches: Sequence[Sequence[Proposal]],
     cast: SpentAccounts | None = None,
     payers: Sequence[str | None] | None = None,
-) -> tuple[ProjectRecord, list[ChargedBatch | ServiceError]]:
+) -> _Settlement:
     """Pay for the batches that `record` is about; return the project after them, and the answers.
 
-    See `Ledger.charge_group`. Raises ConcurrentUpdate if the project is no longer as in `record`. A
+    See `Charging.charge`. Raises ConcurrentUpdate if the project is no longer as in `record`. A
     project with a tally must be locked: its tally is read and written separately from its balance.
     One whose units have accounts is paid for only together with what was `cast`, in one
     transaction. `payers`: by batch, the id of the token that asks.
@@ -459,14 +466,13 @@ def look_up(
 ) -> ProjectSnapshot:
     """Return the project with this name or id, and what is on record for queries to it.
 
-    Everything is as of one moment; see `Ledger.look_up`. Raises NotFound, and LedgerCorrupted if
+    Everything is as of one moment; see `Charging.look_up`. Raises NotFound, and LedgerCorrupted if
     the last charge is not the one that the account names as its last, or if a charge that answers a
     query was altered.
     """
     row, found = rows.find_charges(connection, project, digests)
     if row is None:
-        called = "called" if isinstance(project, str) else "number"
-        raise NotFound(f"There is no project {called} {project}.")
+        raise NotFound(rows.no_project(project))
     account = cache.current(connection, row)
     paid = _EntryReader(account)
     by_query: dict[bytes, Result] = {}
@@ -539,3 +545,164 @@ class _EntryReader:
             ]
             self._framed[outcome, label] = framed
         return framed
+
+
+class Charging:
+    """Looks up what is on record for queries, and charges for what is not. Thread-safe."""
+
+    def __init__(self, access: Access, cache: ProjectCache) -> None:
+        self._access, self._cache = access, cache
+        # By project: its number of charges after the last one made here. Older records are stale.
+        self._charged: dict[int, int] = {}
+
+    def look_up(
+        self,
+        project: str,
+        digests: Sequence[QueryDigest],
+        tokens: Collection[TokenRecord] = (),
+    ) -> ProjectSnapshot:
+        """Return a project's account and what is on record for queries to it. Locks nothing.
+
+        `tokens`: those by which they came. Raises TokenChanged if any of these is not as it is in
+        the ledger, and NotFound.
+        """
+        with self._access.reading() as connection:
+            rows.check_unchanged(connection, self._access.seals, tokens)
+            return look_up(connection, self._cache, project, digests)
+
+    def unit_accounts(self, project: ProjectRecord) -> Accounts:
+        """Return what each unit has spent in a project as it was looked up, uint32[U]. Secret.
+
+        Raises ConcurrentUpdate if the project has moved since, and LedgerCorrupted, also if it has
+        fewer charges than this process has made: then an older backup was restored.
+        """
+        made = self._charged.get(project.id, 0)
+        with self._access.reading() as connection:
+            found = accounts.load_unit_accounts(connection, self._access.seals, project)
+        if project.charges < made:
+            raise LedgerCorrupted(
+                f"The project {project.name} is older than its last charge: a backup was restored. "
+                "Run `terrine ledger restored`.",
+                project.name,
+            )
+        return found
+
+    def shadow_accounts(self, project: ProjectRecord, count: int | None = None) -> Accounts:
+        """Return what public points would have spent in a project as it was looked up, uint32[S].
+
+        `count`: how many there are, before the first charge. Raises ConcurrentUpdate if the project
+        has moved since, and LedgerCorrupted.
+        """
+        with self._access.reading() as connection:
+            seals = self._access.seals
+            return accounts.load_shadow_accounts(connection, seals, project, count or 0)
+
+    def charge(
+        self,
+        project_id: int,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot | None = None,
+        cast: SpentAccounts | None = None,
+        payers: Sequence[str | None] | None = None,
+    ) -> list[ChargedBatch | ServiceError]:
+        """Pay for the batches of several requests, in order, in one transaction, which is durable
+        once this returns.
+
+        A query that was paid before, or that occurs twice, is replayed for free. New ones are paid
+        in order while one more at the worst price is certain to fit; then all new ones are refused.
+        Returns for each batch its receipt, or the error of that one alone: InvalidQuery (no query),
+        or BudgetExhausted when every query was refused. It does not affect the others.
+
+        `record`: what `look_up` returned for them; it is looked up again only if it is out of date.
+        `cast`: for a project of `neighbours`, the accounts that belong to its proposals; with
+        `record`, which is never looked up again then. `payers`: by batch, the id of the token that
+        asks, which is stored with what it pays for. Raises what concerns all of them:
+        ProjectPaused, ProjectClosed, ConcurrentUpdate (accounts were cast, and the project has
+        moved), DatabaseUnavailable (also if the project is not the one in `record`).
+        """
+        settled: _Settlement | None
+        if cast is not None and record is not None:
+            settled = self._charge_cast(batches, record, cast, payers)
+        else:
+            settled = self._charge_unlocked(project_id, batches, record, payers)
+            if settled is None:
+                settled = self._charge_locked(project_id, batches, record, payers)
+        project, answers = settled
+        self._charged[project_id] = project.charges
+        return answers
+
+    def _charge_cast(
+        self,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot,
+        cast: SpentAccounts,
+        payers: Sequence[str | None] | None,
+    ) -> _Settlement:
+        """Charge, and save the accounts in the same transaction; all of it, or nothing."""
+        with self._access.writing() as tx:
+            tx.connection.execute(rows.LOCK_PROJECT, {"id": record.project.id})
+            return settle(tx, record, batches, cast, payers)
+
+    def _charge_unlocked(
+        self,
+        project_id: int,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot | None,
+        payers: Sequence[str | None] | None,
+    ) -> _Settlement | None:
+        """Charge by what was read without a lock.
+
+        Returns None, with nothing charged, if that is stale, or contradicts the ledger.
+        """
+        if record is None or record.project.charges < self._charged.get(project_id, 0):
+            with self._access.reading() as connection:
+                record = self._look_up_again(connection, project_id, batches, record)
+        known = record.recorded.find
+        pays = any(
+            proposal.outcome is not None
+            and known(proposal.query_digest, proposal.input_digest) is None
+            for batch in batches
+            for proposal in batch
+        )
+        if pays and record.project.terms.schedule is not None:
+            return None  # a tally must be locked first
+        with suppress(ConcurrentUpdate, LedgerCorrupted):
+            with self._access.appending(writes=pays) as tx:
+                settled = settle(tx, record, batches, payers=payers)
+            return settled  # only after the commit, which may raise LedgerCorrupted, too
+        return None
+
+    def _charge_locked(
+        self,
+        project_id: int,
+        batches: Sequence[Sequence[Proposal]],
+        record: ProjectSnapshot | None,
+        payers: Sequence[str | None] | None,
+    ) -> _Settlement:
+        """Lock the project, look it up, and charge."""
+        with self._access.writing() as tx:
+            tx.connection.execute(rows.LOCK_PROJECT, {"id": project_id})
+            current = self._look_up_again(tx.connection, project_id, batches, record)
+            try:
+                return settle(tx, current, batches, payers=payers)
+            except ConcurrentUpdate:  # nobody can have moved it: it is locked
+                raise LedgerCorrupted(
+                    "The database ignored what was written to it.", current.project.name
+                ) from None
+
+    def _look_up_again(
+        self,
+        connection: Connection,
+        project_id: int,
+        batches: Sequence[Sequence[Proposal]],
+        before: ProjectSnapshot | None,
+    ) -> ProjectSnapshot:
+        """Look up the project that proposals were made for; `before`: as it was then."""
+        digests = [QueryDigest(p.query_digest, p.input_digest) for batch in batches for p in batch]
+        found = look_up(connection, self._cache, project_id, digests)
+        if before is not None and found.project.genesis != before.project.genesis:
+            # The same id, but other terms: the outcomes were drawn for another project.
+            raise DatabaseUnavailable(
+                "The ledger was replaced by another one. Send the request again."
+            )
+        return found

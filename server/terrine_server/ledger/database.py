@@ -15,8 +15,9 @@ import select as selecting
 import sqlite3
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import (
+    AbstractContextManager,
     ExitStack,
     closing,
     contextmanager,
@@ -24,7 +25,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -873,3 +874,39 @@ class Transaction:
         new = {**changed, "seal": sealed["seal"]}
         write(self.connection, update(table).where(table.c.id == id).values(new))
         return sealed
+
+
+def now() -> datetime:
+    """Return the time of what is written from now on, in UTC."""
+    return datetime.now(UTC)
+
+
+class Access:
+    """How the parts of a ledger reach it: one database, and the seals of its rows.
+
+    `check_history`: raises LedgerRestored or LogNotSigned if nothing may be spent.
+    """
+
+    def __init__(self, engine: Engine, seals: Seals) -> None:
+        self.engine, self.seals = engine, seals
+        self.check_history: Callable[[], None] = lambda: None
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Return a connection that only reads."""
+        return reading(self.engine)
+
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """Return a connection that only reads, all statements from the same snapshot."""
+        return snapshot(self.engine)
+
+    @contextmanager
+    def writing(self, by: Actor | None = None) -> Iterator[Transaction]:
+        """Write in one transaction. `by`: who does it; None for this process's account."""
+        with writing(self.engine) as connection:
+            yield Transaction(connection, self.seals, now(), by)
+
+    @contextmanager
+    def appending(self, writes: bool = True) -> Iterator[Transaction]:
+        """Write by a single statement, or, unless it `writes`, wait for nobody who does."""
+        with (appending if writes else reading)(self.engine) as connection:
+            yield Transaction(connection, self.seals, now(), None)

@@ -8,7 +8,7 @@ numbered without gaps.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -21,12 +21,13 @@ from terrine_server.ledger.chain import (
     ACTIONS_ABOUT,
     LOG_START,
     Action,
+    Actor,
     canonical_json,
     facts,
     local_actor,
     log_hash,
 )
-from terrine_server.ledger.database import Transaction, write
+from terrine_server.ledger.database import Access, Transaction, write
 from terrine_server.ledger.schema import (
     READ_ERRORS,
     Seals,
@@ -132,7 +133,7 @@ def log_entry(row: Row[Any]) -> LogEntry:
 def load_verified_entries(
     connection: Connection, seals: Seals, seq: int, hash: str | None
 ) -> list[LogEntry]:
-    """Return the entries after one; see `Ledger.log_since`.
+    """Return the entries after one; see `AdministrativeLog.list_since`.
 
     The connection's transaction must read one snapshot throughout.
     """
@@ -201,3 +202,65 @@ def record_row(tx: Transaction, action: Action, subject: str, row: Mapping[Any, 
     """Append an entry about one of the `FACTS`' subjects, as its row is now."""
     kind = action.partition("-")[0]
     record(tx, action, subject, facts(kind, row))
+
+
+class AdministrativeLog:
+    """The administrative log of a ledger. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def check_sealed(self) -> None:
+        """Raise NotSealed, with the command to run, unless the ledger is sealed with this key."""
+        with self._access.snapshot() as connection:
+            check_head(connection, self._access.seals)
+
+    def record(
+        self,
+        action: Action,
+        subject: str,
+        detail: Mapping[str, Any] | None = None,
+        by: Actor | None = None,
+    ) -> None:
+        """Append an entry to the administrative log about something that changes no row."""
+        with self._access.writing(by) as tx:
+            record(tx, action, subject, detail or {})
+
+    def list(
+        self,
+        after_seq: int = 0,
+        limit: int = 100,
+        newest: bool = False,
+        before_seq: int | None = None,
+    ) -> Sequence[LogEntry]:
+        """Return up to `limit` entries of the administrative log numbered above `after_seq`.
+
+        And below `before_seq`, if given. In order: the first of them, or the `newest`.
+        """
+        seq = administrative_log.c.seq
+        query = select_log().where(seq > after_seq).limit(limit)
+        if before_seq is not None:
+            query = query.where(seq < before_seq)
+        if newest:
+            query = query.order_by(None).order_by(seq.desc())
+        with self._access.reading() as connection:
+            found = [log_entry(row) for row in connection.execute(query)]
+        return found[::-1] if newest else found
+
+    def last_before(self, time: datetime) -> int:
+        """Return the number of the last entry of the administrative log before a time, or 0."""
+        entries = administrative_log.c
+        query = select(entries.seq).where(entries.created_at < time)
+        with self._access.reading() as connection:
+            last = query.order_by(entries.seq.desc()).limit(1)
+            return connection.execute(last).scalar_one_or_none() or 0
+
+    def list_since(self, seq: int, hash: str | None = None) -> Sequence[LogEntry]:
+        """Return all entries of the administrative log after the one with this number.
+
+        They are trusted because their hashes lead from that entry's to the log's sealed end, so
+        that an edit of any of them raises LedgerCorrupted. `hash`: that of the entry, if it is
+        known.
+        """
+        with self._access.snapshot() as connection:
+            return load_verified_entries(connection, self._access.seals, seq, hash)

@@ -18,7 +18,7 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import Conflict
 from terrine_server.ledger import log, rows
 from terrine_server.ledger.chain import Action
-from terrine_server.ledger.database import Transaction
+from terrine_server.ledger.database import Access, Transaction
 from terrine_server.ledger.records import PopulationRecord, ProjectRecord
 from terrine_server.ledger.schema import administrative_log, populations
 from terrine_server.privacy import cap_share
@@ -153,3 +153,25 @@ def _details(connection: Connection, action: Action, subject: str) -> Iterator[d
     query = select(entry.detail).where(entry.action == str(action), entry.subject == subject)
     for text in connection.execute(query.order_by(entry.seq)).scalars():
         yield json.loads(text)
+
+
+class Losses:
+    """What a ledger lost once. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def record(self, signed: int, spent: Mapping[str, LostSpend], *, of_projects: bool) -> None:
+        """Record that entries were lost, and what was spent by them, by population.
+
+        `signed`: how many had been signed. `of_projects`: whether there may be charges among them
+        of the projects that are here, which stay as they are then. In one transaction.
+        """
+        with self._access.writing() as tx:
+            rows.lock_populations(tx.connection)
+            record_losses(tx, signed, spent, rows.lock_all_projects(tx) if of_projects else ())
+
+    def have_been(self) -> bool:
+        """Return whether entries of this ledger were lost once."""
+        with self._access.reading() as connection:
+            return has_losses(connection)

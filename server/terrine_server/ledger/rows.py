@@ -390,6 +390,12 @@ def project_by(*columns: str) -> Select[Any]:
     return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
 
 
+def no_project(project: str | int) -> str:
+    """Return what to say where no project has this name or id."""
+    called = "called" if isinstance(project, str) else "number"
+    return f"There is no project {called} {project}."
+
+
 def fetch_ensemble(
     connection: Connection, seals: Seals, name: str
 ) -> tuple[Row[Any], EnsembleRecord]:
@@ -441,11 +447,14 @@ def sum_projects(connection: Connection, population_id: int) -> tuple[Any, Any]:
     return row[0], row[1]
 
 
-def fetch_project(connection: Connection, seals: Seals, described: str, **by: Any) -> ProjectRecord:
-    """Fetch the project with these values. Raises NotFound."""
+def fetch_project(
+    connection: Connection, seals: Seals, project: str | int, **also: Any
+) -> ProjectRecord:
+    """Fetch the project with this name or id. `also`: other values that it has. Raises NotFound."""
+    by = {"name" if isinstance(project, str) else "id": project, **also}
     row = connection.execute(project_by(*by), by).one_or_none()
     if row is None:
-        raise NotFound(f"There is no project {described}.")
+        raise NotFound(no_project(project))
     return load_newest_project(connection, seals, project_record(row, seals))
 
 
@@ -459,7 +468,13 @@ def load_newest_project(
 def lock_project(tx: Transaction, id: int) -> ProjectRecord:
     """Lock a project until the transaction ends, and return it as the last writer left it."""
     tx.connection.execute(LOCK_PROJECT, {"id": id})
-    return fetch_project(tx.connection, tx.seals, f"number {id}", id=id)
+    return fetch_project(tx.connection, tx.seals, id)
+
+
+def lock_all_projects(tx: Transaction) -> list[ProjectRecord]:
+    """Lock all projects until the transaction ends, before the end of the log is locked."""
+    ids = tx.connection.execute(select(projects.c.id).order_by(projects.c.id)).scalars().all()
+    return [lock_project(tx, id) for id in ids]
 
 
 def later_than(table: Table, last: TokenRecord) -> ColumnElement[bool]:
@@ -693,9 +708,8 @@ class ProjectCache:
             self._seals.check("projects", row._mapping)
             opened = self._opened.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
-                same = {"id": row.id, "genesis": row.genesis}
                 opened = self.add(
-                    fetch_project(connection, self._seals, f"number {row.id}", **same)
+                    fetch_project(connection, self._seals, row.id, genesis=row.genesis)
                 )
             ensemble = load_newest_edition(connection, self._seals, opened.ensemble)
             account = replace(opened, ensemble=ensemble, **_account_fields(row, opened.terms))

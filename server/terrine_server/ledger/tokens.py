@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import Role
-from terrine_server.errors import Conflict
+from terrine_server.errors import Conflict, LedgerCorrupted, NotFound
 from terrine_server.ledger import log, rows
-from terrine_server.ledger.chain import Action
-from terrine_server.ledger.database import Transaction
+from terrine_server.ledger.chain import Action, Actor
+from terrine_server.ledger.database import Access, Transaction
 from terrine_server.ledger.records import TokenRecord
-from terrine_server.ledger.schema import tokens
+from terrine_server.ledger.schema import projects, tokens
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,8 @@ class NewToken:
 
 
 def insert_token(tx: Transaction, new: NewToken) -> TokenRecord:
-    """Store a token; see `Ledger.create_token`."""
-    owner = new.project and rows.fetch_project(
-        tx.connection, tx.seals, f"called {new.project}", name=new.project
-    )
+    """Store a token; see `Tokens.create`."""
+    owner = new.project and rows.fetch_project(tx.connection, tx.seals, new.project)
     if (new.role is Role.STUDENT) != bool(owner):
         raise Conflict("A student's token belongs to one project, any other to none.")
     row = {
@@ -56,3 +57,65 @@ def insert_token(tx: Transaction, new: NewToken) -> TokenRecord:
     return rows.token_record(
         tx.connection.execute(rows.SELECT_TOKEN, {"id": new.id}).one(), tx.seals
     )
+
+
+class Tokens:
+    """The tokens of a ledger. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def find(self, id: str) -> TokenRecord | None:
+        """Return the token with this id, even if revoked or expired, or None."""
+        with self._access.reading() as connection:
+            return rows.fetch_token(connection, self._access.seals, id)
+
+    def list(
+        self, project: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> Sequence[TokenRecord]:
+        """Return up to `limit` tokens, oldest first: all, or those of one project.
+
+        `after`: a token's id; only later tokens are returned. Raises NotFound for an unknown id.
+        """
+        query = rows.select_tokens().limit(limit)
+        if project is not None:
+            query = query.where(projects.c.name == project)
+        with self._access.reading() as connection:
+            if after is not None:
+                last = rows.fetch_token(connection, self._access.seals, after)
+                if last is None:
+                    raise NotFound(f"There is no token {after}.")
+                query = query.where(rows.later_than(tokens, last))
+            return [rows.token_record(row, self._access.seals) for row in connection.execute(query)]
+
+    def list_labels(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the labels of tokens by their ids. Who has none, or was altered, is left out."""
+        labels: dict[str, str] = {}
+        with self._access.reading() as connection:
+            for row in connection.execute(rows.select_tokens().where(tokens.c.id.in_(ids))):
+                with suppress(LedgerCorrupted):
+                    token = rows.token_record(row, self._access.seals)
+                    if token.label:
+                        labels[token.id] = token.label
+        return labels
+
+    def create(self, new: NewToken, by: Actor | None = None) -> TokenRecord:
+        """Store a token. Raises NotFound for an unknown project, Conflict when the id is taken."""
+        with self._access.writing(by) as tx:
+            return insert_token(tx, new)
+
+    def revoke(self, id: str, by: Actor | None = None) -> TokenRecord:
+        """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""
+        with self._access.writing(by) as tx:
+            locked = select(tokens.c.id).where(tokens.c.id == id).with_for_update()
+            tx.connection.execute(locked)
+            found = rows.fetch_token(tx.connection, tx.seals, id)
+            if found is None:
+                raise NotFound(f"There is no token {id}.")
+            if found.revoked_at is not None:
+                return found
+            revoked = tx.change(tokens, id, {"revoked_at": tx.now})
+            log.record_row(tx, Action.TOKEN_REVOKED, id, {**revoked, "project": found.project})
+            return rows.token_record(
+                tx.connection.execute(rows.SELECT_TOKEN, {"id": id}).one(), tx.seals
+            )

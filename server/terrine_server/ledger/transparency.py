@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -15,6 +16,7 @@ from sqlalchemy import Column, Connection, Select, func, insert, select, text, u
 
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
+    HEIGHT,
     WIDTH,
     Checkpoint,
     Note,
@@ -26,8 +28,9 @@ from terrine_protocol.transparency import (
     join_bundle,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
+from terrine_server.ledger import database
 from terrine_server.ledger.chain import LOG_START
-from terrine_server.ledger.database import write
+from terrine_server.ledger.database import Access, write, writing
 from terrine_server.ledger.schema import (
     administrative_log,
     charges,
@@ -477,3 +480,113 @@ def replace_checkpoint(connection: Connection, note: str, before: str | None) ->
     statement = update(tree_head).where(unchanged).values(checkpoint=note)
     if connection.execute(statement).rowcount != 1:
         raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")
+
+
+class Tree:
+    """The transparency log of a ledger. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def grow(self) -> int:
+        """Append every entry that is not in the tree yet, and return its size.
+
+        Entries that were committed before this began are in it afterwards. Raises
+        DatabaseUnavailable.
+        """
+        while True:
+            with self._access.snapshot() as connection:
+                added = compute_growth(connection, MAX_NEW_LEAVES)
+            if added.runs:
+                with writing(self._access.engine) as connection:
+                    database.lock_tree(connection)
+                    if count_leaves(connection) != added.size:  # another was sooner
+                        added = compute_growth(connection, MAX_NEW_LEAVES)
+                    append_leaves(connection, added)
+            if added.leaves < MAX_NEW_LEAVES:
+                return added.size + added.leaves
+
+    def try_lock(self) -> AbstractContextManager[bool]:
+        """Return whether this process alone may grow the tree and sign its root now."""
+        return database.try_lock_ledger(self._access.engine)
+
+    def checkpoint(self) -> str | None:
+        """Return the last checkpoint that was signed, with its cosignatures, if there is one."""
+        with self._access.reading() as connection:
+            return connection.execute(select(tree_head.c.checkpoint)).scalar_one_or_none()
+
+    def save_checkpoint(self, note: str, before: str | None) -> None:
+        """Store a checkpoint in place of the one `before`.
+
+        Raises DatabaseUnavailable if another process has stored one meanwhile.
+        """
+        with writing(self._access.engine) as connection:
+            replace_checkpoint(connection, note, before)
+
+    def root(self, size: int) -> bytes:
+        """Return the root over the first `size` leaves. Raises ProofError if there are fewer."""
+        with self._access.snapshot() as connection:
+            return root_of(connection, size)
+
+    def consistency(self, old: int, size: int) -> list[bytes]:
+        """Return the proof that the tree of `size` leaves begins with that of `old` leaves.
+
+        Raises ProofError if there are fewer leaves.
+        """
+        with self._access.snapshot() as connection:
+            return transparency.prove_consistency(old, size, tiles_of(connection, size).perfect)
+
+    def tile(self, tile: Tile) -> bytes:
+        """Return a tile, or a bundle of entries. Raises NotFound if the tree has no such tile."""
+        unit = 1 if tile.level is None else 1 << HEIGHT * tile.level
+        with self._access.snapshot() as connection:
+            if count_leaves(connection) // unit < tile.index * WIDTH + tile.width:
+                raise NotFound("The log has no such tile yet.")
+            return load_tile(connection, tile)
+
+    def leaf_key(self, project: str | None) -> bytes | None:
+        """Return the leaf key of a project, or of the administrative log for None.
+
+        It is None before anything was logged. Raises NotFound.
+        """
+        with self._access.reading() as connection:
+            head = load_head(connection)
+            source = load_source(connection, project)
+            return None if head is None else derive_leaf_key(head.blinding, source.start)
+
+    def positions(self, project: str | None, after_seq: int, limit: int) -> list[tuple[int, int]]:
+        """Return number and position in the tree of up to `limit` entries after `after_seq`.
+
+        Those of a project, or of the administrative log for None; in order. Raises NotFound.
+        """
+        with self._access.reading() as connection:
+            source = load_source(connection, project)
+            leaves = tree_leaves.c
+            query = (
+                select(leaves.seq, leaves.position)
+                .where(leaves.source == source.number, leaves.seq > after_seq)
+                .order_by(leaves.seq)
+                .limit(limit)
+            )
+            return [(row.seq, row.position) for row in connection.execute(query)]
+
+    def leaves(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield source, number and commitment of every leaf, in order, in constant memory."""
+        next = 0
+        while True:
+            with self._access.reading() as connection:
+                page = load_leaves(connection, next)
+            if not page:
+                return
+            for row in page:
+                if row.position != next:
+                    raise NotFound(f"Leaf {next} is missing.")
+                next += 1
+                yield row.source, row.seq, row.entry
+
+    def check(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
+        """Compare the tree with the ledger's entries, its checkpoint and `earlier` ones."""
+        with self._access.snapshot() as connection:
+            head = load_head(connection)
+            current = None if head is None else head.checkpoint
+            return check(connection, policy, current, earlier)

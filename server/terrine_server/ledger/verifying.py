@@ -6,51 +6,45 @@ fields that many entries share is computed once for all of them.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, select
+from sqlalchemy import Connection, Select, select
 from sqlalchemy.exc import DBAPIError
 
-from terrine_protocol import LogEntry, LogVerification, Outcome, Verification
-from terrine_protocol.errors import TerrineError
-from terrine_protocol.files import open_regular_file
+from terrine_protocol import LogVerification, Outcome, Verification
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
 from terrine_server.ledger import accounts, log, losses, rows
 from terrine_server.ledger.chain import (
     ACTIONS_ABOUT,
-    CHARGE_FIELDS,
     KIND_FIELDS,
     LOG_START,
-    TERMS_FIELDS,
     canonical_json,
     check_counts,
-    counts_as_text,
     counts_from_text,
     facts,
     frame,
     frame_counts,
     genesis,
     hasher,
-    iso,
     log_hash,
-    plain_value,
     release_digest,
     sigma_of_counts,
-    whole_numbers,
 )
-from terrine_server.ledger.records import ChargeRecord, entry_event
+from terrine_server.ledger.database import Access
+from terrine_server.ledger.entries import PAGE_ENTRIES
+from terrine_server.ledger.exports import ENTRY_COLUMNS, StoredEntry, open_export
+from terrine_server.ledger.migrating import schema_differences
+from terrine_server.ledger.records import entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (
     READ_ERRORS,
@@ -233,7 +227,7 @@ def check_secrets(
     if checker.terms.schedule is None and checker.terms.allowance is None:
         return
     try:
-        record = rows.fetch_project(connection, seals, "at all", id=project["id"])
+        record = rows.fetch_project(connection, seals, project["id"])
     except LedgerCorrupted:
         return  # the account itself is wrong, which another check reports
     try:
@@ -317,13 +311,9 @@ def _parse(text: object) -> object:
         return None
 
 
-ENTRY_COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
-"""The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
 KIND_POSITIONS = slice(len(ENTRY_COLUMNS) - 2 - len(KIND_FIELDS), len(ENTRY_COLUMNS) - 2)
-"""The positions of the `KIND_FIELDS` in it."""
-PAGE_ENTRIES = 1000
+"""The positions of the `KIND_FIELDS` in a stored entry."""
 
-StoredEntry = Sequence[Any]
 Pages = Iterable[Sequence[StoredEntry]]
 
 # SQLite stores this text as it is.
@@ -371,123 +361,10 @@ def _is_date(text: str) -> bool:
     return True
 
 
-FORMAT = "terrine-export/1"
-LOG_FORMAT = "terrine-log/1"
-ACCOUNT_FIELDS = (
-    "id",
-    *TERMS_FIELDS,
-    "status",
-    "closed_at",
-    "spent",
-    "delta_spent",
-    "cap_spent",
-    "charges",
-    "published",
-    "genesis",
-    "head",
-)
-_DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
-_TIMES = {"opened_at", "closed_at"}
-_FIELDS = {"project", "project_id", *ENTRY_COLUMNS} - {"counts"}
-"""The fields of every entry. One with noisy counts has `counts`, too."""
-
-
-class ArchiveError(TerrineError):
-    """A file that is not an export. The message says where."""
-
-
-def account_line(project: RowMapping) -> dict[str, Any]:
-    """Return the first line of an export, from a row of `rows.select_projects`."""
-
-    return {
-        "format": FORMAT,
-        "version": version("terrine"),
-        "account": {name: plain_value(project[name]) for name in ACCOUNT_FIELDS},
-    }
-
-
-def entry_line(entry: ChargeRecord) -> dict[str, Any]:
-    """Return an entry's line, with its time in the form that is hashed."""
-    line = {**vars(entry), "created_at": iso(entry.created_at)}
-    counts = line.pop("counts")
-    return line if counts is None else {**line, "counts": list(counts)}
-
-
-def log_line(entries: int, head: bytes) -> dict[str, Any]:
-    """Return the first line of an export of the administrative log: where the log ends."""
-    return {
-        "format": LOG_FORMAT,
-        "version": version("terrine"),
-        "entries": entries,
-        "head": head.hex(),
-    }
-
-
-def log_entry_line(entry: LogEntry) -> dict[str, Any]:
-    """Return the line of an entry of that log, with its time in the form that is hashed."""
-    return {**vars(entry), "created_at": iso(entry.created_at)}
-
-
-@contextmanager
-def open_export(path: Path) -> Iterator[tuple[dict[str, Any], Iterator[StoredEntry]]]:
-    """Open an export; yield the account, as `account_line` took it, and an iterator of entries.
-
-    Raises OSError, and ArchiveError if the file is not an export, or a line not an entry.
-    """
-    with io.TextIOWrapper(open_regular_file(path), "utf-8", "surrogateescape") as lines:
-        try:
-            first = json.loads(next(lines, ""))
-            if first["format"] != FORMAT or first["account"].keys() != set(ACCOUNT_FIELDS):
-                raise ValueError(first["format"])
-            project = {name: _to_stored(name, value) for name, value in first["account"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            raise ArchiveError(
-                f"{path} does not begin with an account; expected what "
-                "`terrine ledger export` of this version writes."
-            ) from None
-        yield project, _entries(path, project, lines)
-
-
 def group_pages(entries: Iterator[StoredEntry]) -> Pages:
     """Group the entries into pages."""
     while page := list(islice(entries, PAGE_ENTRIES)):
         yield page
-
-
-def _entries(path: Path, project: Mapping[str, Any], lines: Iterable[str]) -> Iterator[StoredEntry]:
-    for number, line in enumerate(lines, start=2):
-        try:
-            yield _entry(project, line)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ArchiveError(
-                f"{path}, line {number}: not an entry of the project {project['name']}."
-            ) from None
-
-
-def _entry(project: Mapping[str, Any], line: str) -> StoredEntry:
-    entry = json.loads(line)
-    if entry.keys() - {"counts"} != _FIELDS:
-        raise KeyError("other fields than an entry's")
-    if (entry["project"], entry["project_id"]) != (project["name"], project["id"]):
-        raise ValueError("an entry of another project")
-    for name in ("seq", "label", "figure", "cost", "delta", "cap_cost"):
-        missing = name in ("label", "figure") and entry[name] is None
-        if type(entry[name]) is not int and not missing:
-            raise TypeError(name)
-    for name in ("query_digest", "input_digest", "hash"):
-        entry[name] = bytes.fromhex(entry[name])
-    for name in ("mechanism", "event"):
-        entry[name] = canonical_json(entry[name])
-    entry["counts"] = counts_as_text(whole_numbers(entry["counts"]) if "counts" in entry else None)
-    return tuple(entry[name] for name in ENTRY_COLUMNS)
-
-
-def _to_stored(name: str, value: Any) -> Any:
-    if name in _DIGESTS:
-        return bytes.fromhex(value)
-    if name in _TIMES and value is not None:
-        return datetime.fromisoformat(value).astimezone(UTC)
-    return value
 
 
 MAX_PROBLEMS = 100
@@ -504,7 +381,7 @@ def verify_project(
     name: str,
     progress: Progress | None = None,
 ) -> Verification:
-    """See `Ledger.verify`. The connection's transaction must read one snapshot throughout."""
+    """See `Verifier.verify_project`. The connection must read one snapshot throughout."""
     row = connection.execute(rows.project_by("name"), {"name": name}).one_or_none()
     if row is None:
         raise NotFound(f"There is no project called {name}.")
@@ -720,7 +597,7 @@ def rows_of(kind: str) -> Select[Any]:
 
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:
-    """See `Ledger.verify_log`. The connection's transaction must read one snapshot throughout."""
+    """See `Verifier.verify_log`. The connection must read one snapshot throughout."""
     walk = _LogWalk()
     problems = list(islice(_findings(connection, seals, walk), MAX_PROBLEMS))
     return LogVerification(entries=walk.last, head=walk.head.hex(), problems=problems)
@@ -797,3 +674,24 @@ def _differences(kind: str, row: Mapping[Any, Any], detail: str) -> Iterator[str
                 yield f"{name} is {now.get(name)!r}, but the log says {then.get(name)!r}"
     except READ_ERRORS:
         yield "what the log or its row says cannot be read"
+
+
+class Verifier:
+    """Recomputes a ledger. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def verify_project(self, project: str, progress: Progress | None = None) -> Verification:
+        """Recompute a project's ledger from its charges, in constant memory. Raises NotFound."""
+        with self._access.snapshot() as connection:
+            return verify_project(connection, self._access.seals, project, progress)
+
+    def verify_log(self) -> LogVerification:
+        """Recompute the administrative log, and compare the rows of today with it."""
+        with self._access.snapshot() as connection:
+            return verify_log(connection, self._access.seals)
+
+    def verify_schema(self) -> list[str]:
+        """Return in what the whole schema is not as this version's migrations make it."""
+        return [f"schema: {found}" for found in schema_differences(self._access.engine)]

@@ -242,8 +242,8 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
 
     `replace`: though the ledger that is there has entries; it is kept aside, and so is all else
     that gives way. The restored ledger's projects are paused, and accounts of people count as spent
-    (`Ledger.fill_accounts`). Files that the data directory has and that can only be newer stay: the
-    last signed checkpoint, the policy. If it is interrupted, the same call does the rest.
+    (`Projects.fill_accounts`). Files that the data directory has and that can only be newer stay:
+    the last signed checkpoint, the policy. If it is interrupted, the same call does the rest.
 
     Raises BackupError, Conflict (a server runs; there is a ledger, and `replace` was not said;
     another account of PostgreSQL than the owner's), SecretKeyError, NotSealed, SchemaMismatch (a
@@ -356,9 +356,9 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         upgrade(engine, key)
         ledger = Ledger(engine, key)
         _verify(ledger)
-        done = ledger.fill_accounts()
+        done = ledger.projects.fill_accounts()
         detail = {"made_at": iso(found.made_at), "entries": found.entries}
-        ledger.record_action(Action.LEDGER_RESTORED, "ledger", detail)
+        ledger.log.record(Action.LEDGER_RESTORED, "ledger", detail)
         copies.settle(engine)
         plan = _RestorePlan(
             seal=found.seal,
@@ -488,10 +488,12 @@ def _verify_copy(file: Path, key: bytes) -> tuple[int, int, int]:
 
 def _verify(ledger: Ledger) -> None:
     """Raise BackupError unless a ledger verifies, and NotSealed for another key."""
-    ledger.check_sealed()
-    problems = list(ledger.verify_log().problems)
-    for name in ledger.project_names():
-        problems += [f"{name}: {problem}" for problem in ledger.verify(name).problems]
+    ledger.log.check_sealed()
+    problems = list(ledger.verifier.verify_log().problems)
+    for name in ledger.projects.list_names():
+        problems += [
+            f"{name}: {problem}" for problem in ledger.verifier.verify_project(name).problems
+        ]
     if problems:
         raise BackupError(
             f"The ledger does not verify: {'; '.join(problems)}. `terrine ledger verify all` shows "

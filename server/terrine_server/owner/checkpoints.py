@@ -91,7 +91,7 @@ def make_key_of_new_log(ledger: Ledger, settings: Settings, origin: str | None =
     Raises CheckpointError if another key signed the ledger: its holders' policies name that one, so
     a new log begins only under a name that is given for it.
     """
-    path, note = settings.checkpoint_key_path, ledger.checkpoint()
+    path, note = settings.checkpoint_key_path, ledger.tree.checkpoint()
     if path.exists():
         return False
     signed = _last_signed(settings) if note is None else Checkpoint.parse(Note.parse(note).text)
@@ -196,7 +196,7 @@ class SignedHistory:
         with self._looking:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 try:
-                    self.compare_with_ledger(self._ledger.checkpoint())
+                    self.compare_with_ledger(self._ledger.tree.checkpoint())
                     self._check_signing()
                     self.found = None
                 except (LedgerRestored, LogNotSigned) as error:
@@ -214,7 +214,7 @@ class SignedHistory:
         """
         for earlier in self._signed(kept):
             with suppress(ProofError):  # fewer leaves than were signed
-                if self._ledger.tree_root(earlier.size) == earlier.root:
+                if self._ledger.tree.root(earlier.size) == earlier.root:
                     continue
             raise LedgerRestored(
                 f"{earlier.size} entries were signed, as {self._file or 'this server'} says, and "
@@ -338,11 +338,11 @@ def make_restored_safe(
     spent: Mapping[str, LostSpend],
     origin: str | None = None,
 ) -> tuple[RestoredProjects, SignerKey | None]:
-    """Make a ledger safe that was restored; see `Ledger.fill_accounts`.
+    """Make a ledger safe that was restored; see `Projects.fill_accounts`.
 
     Return what was done to projects, and the key of the new log that begins if the ledger does not
     continue what was signed of it; servers sign it once they are restarted. `spent`: what was spent
-    of each population by projects that are not here any more; see `Ledger.record_losses`. `origin`:
+    of each population by projects that are not here any more; see `Losses.record`. `origin`:
     what the log is called; by default as before, with the next number. Done again, it changes
     nothing that is open.
 
@@ -352,19 +352,19 @@ def make_restored_safe(
     """
     signed = lost_entries(ledger, settings)
     if signed is None and spent:
-        if not ledger.has_losses():
+        if not ledger.losses.have_been():
             raise Conflict(
                 "Nothing is lost that was signed: the ledger continues it. Leave out --spent."
             )
-        ledger.record_losses(0, spent, of_projects=False)
+        ledger.losses.record(0, spent, of_projects=False)
         return RestoredProjects((), ()), None
     if signed is None:
-        return ledger.fill_accounts(), None
-    unsaid = sorted({each.name for each in ledger.populations()} - spent.keys())
+        return ledger.projects.fill_accounts(), None
+    unsaid = sorted({each.name for each in ledger.ensembles.list_populations()} - spent.keys())
     if unsaid or not spent:
         raise Conflict(ask_spent(signed, unsaid))
-    done = ledger.fill_accounts()
-    ledger.record_losses(signed, spent, of_projects=True)
+    done = ledger.projects.fill_accounts()
+    ledger.losses.record(signed, spent, of_projects=True)
     return done, _begin_new_log(settings, origin)
 
 
@@ -457,16 +457,16 @@ class Publisher:
         Return False, having done nothing, if another process signs. Raises ServiceError,
         also LedgerRestored if the tree does not continue the one that was signed before.
         """
-        with self._ledger.try_lock_tree() as mine:
+        with self._ledger.tree.try_lock() as mine:
             if not mine:
                 return False
-            size = self._ledger.grow_tree()
-            kept = self._ledger.checkpoint()
+            size = self._ledger.tree.grow()
+            kept = self._ledger.tree.checkpoint()
             note = self._next(kept, size)
             note = self._cosigned(note)
             if str(note) != kept:
                 self._history.keep(str(note))
-                self._ledger.save_checkpoint(str(note), kept)
+                self._ledger.tree.save_checkpoint(str(note), kept)
         return True
 
     def _run(self) -> None:
@@ -498,7 +498,7 @@ class Publisher:
         Raises LedgerRestored if the tree does not continue what this key signed before.
         """
         self._history.compare_with_ledger(kept)
-        checkpoint = Checkpoint(self._key.name, size, self._ledger.tree_root(size))
+        checkpoint = Checkpoint(self._key.name, size, self._ledger.tree.root(size))
         if kept is not None:
             note = Note.parse(kept)
             if note.text == checkpoint.text and note.signers([self._key.verifier]):
@@ -545,7 +545,7 @@ def sign_now(ledger: Ledger, settings: Settings) -> str:
         if time.monotonic() > due:
             raise CheckpointError("Another process signs all the time. Try again.")
         time.sleep(0.1)
-    note = ledger.checkpoint()
+    note = ledger.tree.checkpoint()
     assert note is not None  # noqa: S101 - the round kept one
     return note
 
@@ -625,7 +625,7 @@ class _Witness:
 def _request_body(seen: int, ledger: Ledger, note: Note, size: int) -> str:
     def lines() -> Iterator[str]:
         yield f"old {seen}\n"
-        for hash in ledger.consistency(seen, size):
+        for hash in ledger.tree.consistency(seen, size):
             yield f"{base64.b64encode(hash).decode()}\n"
 
     return f"{''.join(lines())}\n{note}"

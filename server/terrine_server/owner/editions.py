@@ -207,10 +207,10 @@ def members(ledger: Ledger, population: str | None) -> list[EnsembleRecord]:
 
     Raises NotFound, and Conflict if there are several populations and none is named.
     """
-    found = choose_population(ledger.populations(), population, disjoint=False)
+    found = choose_population(ledger.ensembles.list_populations(), population, disjoint=False)
     if found is None:
         raise NotFound("No ensemble is registered, so there is no population yet.")
-    return [each for each in ledger.ensembles() if each.population.id == found.id]
+    return [each for each in ledger.ensembles.list() if each.population.id == found.id]
 
 
 def _load_identified(
@@ -241,7 +241,7 @@ def _make_next_edition(
     from terrine_models.storage.manifests import manifest_digest
     from terrine_models.teachers.ensemble import load
 
-    directory = settings.data_dir / ledger.ensemble(name).path
+    directory = settings.data_dir / ledger.ensembles.get(name).path
     with directory_lock(directory):
         record, newest = with_newest_edition(ledger, name)
         _remove_old_editions(settings, record)
@@ -253,11 +253,11 @@ def _make_next_edition(
         load(made, device="cpu")
         erased, slots = {*newest.erased, *change.slots}, change.manifest.units
         try:
-            ledger.make_edition(name, number, manifest_digest(made), slots, erased)
+            ledger.ensembles.make_edition(name, number, manifest_digest(made), slots, erased)
         except ServiceError:
-            _remove_old_editions(settings, ledger.ensemble(name))
+            _remove_old_editions(settings, ledger.ensembles.get(name))
             raise
-        _remove_old_editions(settings, ledger.ensemble(name))
+        _remove_old_editions(settings, ledger.ensembles.get(name))
         return EditionChange(number, change.people, change.left_out, new=True)
 
 
@@ -266,7 +266,7 @@ def with_newest_edition(ledger: Ledger, name: str) -> tuple[EnsembleRecord, Edit
 
     Raises NotFound, and Conflict for an ensemble that does not know whose its records are.
     """
-    record = ledger.ensemble(name)
+    record = ledger.ensembles.get(name)
     if record.edition is None or record.person_column is None:
         raise Conflict(
             f"{name} does not know whose its records are, so nobody leaves or joins it. "

@@ -146,7 +146,7 @@ def find_largest_return(
 def every_project(ledger: Ledger) -> Iterator[ProjectRecord]:
     """Yield all projects, by name, a page at a time."""
     last = None
-    while found := ledger.projects(last, PAGE_ITEMS):
+    while found := ledger.projects.list(last, PAGE_ITEMS):
         yield from found
         last = found[-1].name
 
@@ -298,7 +298,7 @@ def quote_project(ledger: Ledger, request: ProjectOpen) -> ProjectQuote:
     Of the sound rules, it takes the one that is expected to buy the most answers. Raises
     `InvalidTerms` or `NotFound` (ensemble).
     """
-    ensemble = ledger.ensemble(request.ensemble)
+    ensemble = ledger.ensembles.get(request.ensemble)
     spec = request.mechanism.model_dump(mode="json", exclude_none=True)
     try:
         mechanism = build_mechanism(
@@ -337,7 +337,7 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
     """
     quoted = quote_project(ledger, request)
     with _with_suggestion(ledger, quoted.ensemble, quoted.mechanism, quoted.terms):
-        return ledger.open_project(quoted.project(request), by)
+        return ledger.projects.open(quoted.project(request), by)
 
 
 def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
@@ -401,7 +401,9 @@ def register_ensemble(
     held = ensemble_format(directory)
     held.verify(directory)
     digest = held.digest(directory)
-    joined = choose_population(ledger.populations(), wanted.population, disjoint=wanted.disjoint)
+    joined = choose_population(
+        ledger.ensembles.list_populations(), wanted.population, disjoint=wanted.disjoint
+    )
     limit = _find_wanted_cap(wanted, joined)
     if held.has_manifest:
         manifest = load_manifest(directory)
@@ -419,7 +421,7 @@ def register_ensemble(
     if wrong := find_unshown((*facts.classes, *encoded)):
         raise InvalidTerms(f"{name}: {wrong}.")
     path = str(Path("ensembles") / name)
-    return ledger.register_ensemble(
+    return ledger.ensembles.register(
         name,
         path,
         digest,
@@ -460,7 +462,7 @@ def _refuse_teachers_of_others(
     if manifest.teacher.salted:
         return
     teachers = {manifest.files[file] for file in manifest.teacher_files}
-    for other in ledger.ensembles():
+    for other in ledger.ensembles.list():
         if other.name == name or other.facts.kind != manifest.kind:
             continue
         try:
@@ -477,46 +479,50 @@ def _refuse_teachers_of_others(
 def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretSpend:
     """Return the actual cost of a data-dependent project's queries, and record who looked at it.
 
-    Raises what `Ledger.secret_spend` raises.
+    Raises what `Projects.secret_spend` raises.
     """
-    spend = ledger.secret_spend(project)
-    ledger.record_action(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
+    spend = ledger.projects.secret_spend(project)
+    ledger.log.record(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
     return spend
 
 
 def export(ledger: Ledger, project: str) -> Iterator[dict[str, Any]]:
     """Record that a project's ledger is exported, and yield it. Raises NotFound."""
     record_export(ledger, project)
-    return _with_leaf_key(ledger, project, ledger.export(project))
+    return _with_leaf_key(ledger, project, ledger.exports.export_project(project))
 
 
 def export_log(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """Yield the administrative log, as `Ledger.export_log` does, with its leaf key."""
-    return _with_leaf_key(ledger, None, ledger.export_log())
+    """Yield the administrative log, as `Exports.export_log` does, with its leaf key."""
+    return _with_leaf_key(ledger, None, ledger.exports.export_log())
 
 
 def _with_leaf_key(
     ledger: Ledger, project: str | None, lines: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Add to the first line what finds the entries in the transparency log."""
-    key = ledger.leaf_key(project)
+    key = ledger.tree.leaf_key(project)
     for number, line in enumerate(lines):
         yield line if number else {**line, "leaf_key": None if key is None else key.hex()}
 
 
 def record_export(ledger: Ledger, project: str, by: Actor | None = None) -> None:
     """Record that somebody takes a copy of a project's ledger. Raises NotFound."""
-    charges = ledger.project(project).charges
-    ledger.record_action(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
+    charges = ledger.projects.get(project).charges
+    ledger.log.record(Action.LEDGER_EXPORTED, project, {"charges": charges}, by)
 
 
 def verify_project(ledger: Ledger, project: str, progress: Progress | None = None) -> Verification:
-    """As `Ledger.verify`; nothing is intact in a database whose schema is not Terrine's."""
-    found = ledger.verify(project, progress)
-    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})
+    """As `Verifier.verify_project`; nothing is intact in a schema that is not Terrine's."""
+    found = ledger.verifier.verify_project(project, progress)
+    return found.model_copy(
+        update={"problems": [*found.problems, *ledger.verifier.verify_schema()]}
+    )
 
 
 def verify_log(ledger: Ledger) -> LogVerification:
-    """As `Ledger.verify_log`; nothing is intact in a database whose schema is not Terrine's."""
-    found = ledger.verify_log()
-    return found.model_copy(update={"problems": [*found.problems, *ledger.verify_schema()]})
+    """As `Verifier.verify_log`; nothing is intact in a schema that is not Terrine's."""
+    found = ledger.verifier.verify_log()
+    return found.model_copy(
+        update={"problems": [*found.problems, *ledger.verifier.verify_schema()]}
+    )

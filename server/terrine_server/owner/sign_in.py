@@ -53,7 +53,7 @@ class Principal:
     """The caller: the token's id, its role and, for a student, its one project.
 
     `record`: the token's row as it was read, so that what is read next can show whether it still
-    is so (`Ledger.look_up`). None for a session that has no token.
+    is so (`Charging.look_up`). None for a session that has no token.
     """
 
     token_id: str
@@ -107,7 +107,7 @@ class Tokens:
             label=request.label,
             expires_at=expires_at,
         )
-        record = self._ledger.create_token(new, by)
+        record = self._ledger.tokens.create(new, by)
         return TokenCreated.model_validate({**vars(record), "token": token})
 
     def authenticate(self, token: str) -> Principal:
@@ -158,7 +158,7 @@ class Tokens:
 
     def _find(self, token_id: str) -> TokenRecord | None:
         try:
-            return self._ledger.find_token(token_id)
+            return self._ledger.tokens.find(token_id)
         except LedgerCorrupted as error:
             log.error("token refused", cause=str(error))
             return None
@@ -317,8 +317,9 @@ class OpenSession:
 class _SessionLog:
     """What the administrative log says last of each session that may go on.
 
-    Entries are trusted once their hashes lead to the log's sealed end (`Ledger.log_since`), and
-    are then kept: an edit of one that was read changes nothing, and of another is an error.
+    Entries are trusted once their hashes lead to the log's sealed end
+    (`AdministrativeLog.list_since`), and are then kept: an edit of one that was read changes
+    nothing, and of another is an error.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -331,9 +332,9 @@ class _SessionLog:
         """Return the last entry about each session, by id, in order. Raises LedgerCorrupted."""
         since = datetime.now(UTC) - MAX_SESSION_LIFE
         with self._lock:
-            place = self._read or (self._ledger.log_before(since), None)
+            place = self._read or (self._ledger.log.last_before(since), None)
             try:
-                entries = self._ledger.log_since(*place)
+                entries = self._ledger.log.list_since(*place)
             except LedgerCorrupted:
                 self._read, self._last = None, {}  # the ledger may have been replaced
                 raise
@@ -370,7 +371,7 @@ class Sessions:
                 "for auditors."
             )
         session, now = secrets.token_hex(8), datetime.now(UTC)
-        self._ledger.record_action(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
+        self._ledger.log.record(Action.SIGNED_IN, session, {"role": holder.role}, holder.actor)
         return _of_token(holder, session, now, now)
 
     def begin_flow(self) -> tuple[str, SignInAttempt]:
@@ -402,7 +403,7 @@ class Sessions:
         found = issuer.identify(flow, answer["code"], answer.get("iss"))
         who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
         detail = {"role": found.role, "issuer": issuer.url}
-        self._ledger.record_action(Action.SIGNED_IN, session, detail, Actor(who, request_id))
+        self._ledger.log.record(Action.SIGNED_IN, session, detail, Actor(who, request_id))
         holder = f"{found.role}-{_digest(issuer.url, who)}"
         return _of_issuer(holder, who, session, now, now)
 
@@ -448,13 +449,13 @@ class Sessions:
         """End a session of anyone's, on every replica. Raises NotFound if there is none."""
         for each in self.open_sessions():
             if each.id == id:
-                self._ledger.record_action(Action.SIGNED_OUT, id, {"role": each.role}, by)
+                self._ledger.log.record(Action.SIGNED_OUT, id, {"role": each.role}, by)
                 return
         raise NotFound(f"No session {id} is open.")
 
     def sign_out(self, session: Session) -> None:
         """End a session, on every replica."""
-        self._ledger.record_action(
+        self._ledger.log.record(
             Action.SIGNED_OUT, session.id, {"role": session.role}, session.actor
         )
 

@@ -35,9 +35,9 @@ class Membership:
     def find(cls, ledger: Ledger, register: EnsembleRegister) -> Membership | None:
         """Return that of an ensemble, registered or not; None if its population is new."""
         try:
-            found = ledger.ensemble(register.name).population
+            found = ledger.ensembles.get(register.name).population
         except NotFound:
-            known = ledger.populations()
+            known = ledger.ensembles.list_populations()
             joined = choose_population(known, register.population, disjoint=register.disjoint)
             return None if joined is None else cls(ledger, joined)
         if register.population not in (None, found.name):
@@ -50,7 +50,7 @@ class Membership:
     def check(self, name: str, first: FirstProject, *, by_person: bool) -> None:
         """Refuse, before anything is made, what cannot be registered or opened under the cap."""
         joined = self.population
-        members = [each for each in self.ledger.ensembles() if each.population.id == joined.id]
+        members = [each for each in self.ledger.ensembles.list() if each.population.id == joined.id]
         check_unit(name, joined.name, members, by_person=by_person)
         check_delta(f"The δ of the cap of {joined.name}", joined.delta, first.units)
         wanted = first.terms

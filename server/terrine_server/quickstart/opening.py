@@ -86,7 +86,7 @@ def project_of(first: FirstProject, name: str) -> ProjectOpen:
 
 def _is_registered(ledger: Ledger, name: str) -> bool:
     try:
-        ledger.ensemble(name)
+        ledger.ensembles.get(name)
     except NotFound:
         return False
     return True
@@ -173,7 +173,7 @@ def _design_rows(
 
 def make_student_token(ledger: Ledger, settings: Settings, project: str) -> str | None:
     """Return a token for the project's student; None if there was one, which is shown once."""
-    if ledger.list_tokens(project):
+    if ledger.tokens.list(project):
         return None
     tokens = Tokens(ledger, load_token_key(settings))
     return tokens.create(TokenCreate(role=Role.STUDENT, project=project, label=LABEL)).token

@@ -18,6 +18,7 @@ from support.ledgers import (
     STABLE,
     abstained,
     answered,
+    charge_one,
     open_ledger,
     terms,
     unguarded,
@@ -36,11 +37,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def open_and_charge(ledger: Ledger, name: str, mechanism: Any, opened: Terms) -> None:
-    project = ledger.open_project(NewProject(name, "mnist", mechanism, opened))
+    project = ledger.projects.open(NewProject(name, "mnist", mechanism, opened))
     queries = [answered(f"{name} 1"), answered(f"{name} 2")]
     if VoteOutcome.ABSTAINED in opened.prices:
         queries.append(abstained(f"{name} 3"))
-    ledger.charge(project.id, queries)
+    charge_one(ledger, project.id, queries)
 
 
 def found(ledger: Ledger) -> list[AuditFinding]:
@@ -71,7 +72,7 @@ def test_a_price_list_below_the_mechanism_is_found_although_the_books_verify(
         for outcome, price in opened.prices.items()
     }
     open_and_charge(ledger, "study", STABLE, replace(opened, prices=cheap))
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
     finding, summary = found(ledger)
     assert finding.verdict == "exceeded"
     holds(finding.evidence, 1, what)
@@ -82,7 +83,7 @@ def test_a_budget_above_what_epsilon_and_delta_allow_is_found(ledger: Ledger) ->
     opened = terms(3)
     generous = replace(opened, budget=10 * 10**12, cap_budget=10 * 10**12)
     open_and_charge(ledger, "study", GNMAX, generous)
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
     finding, _ = found(ledger)
     holds(finding.evidence, "budget", 10000000000000)
 
@@ -119,11 +120,11 @@ def test_a_project_with_lowered_prices_is_named(ledger: Ledger) -> None:
     spec = CONFIDENT | {"sigma1": 60.0, "sigma2": 45.0, "answer_share": 0.5}
     mechanism = build_mechanism(spec, teachers=250, classes=10)
     quoted = quote(mechanism, 1.0, 1e-6)
-    ledger.open_project(NewProject("fair", "mnist", spec, quoted))
-    assert list(check_project(ledger, ledger.project("fair"))) == []
+    ledger.projects.open(NewProject("fair", "mnist", spec, quoted))
+    assert list(check_project(ledger, ledger.projects.get("fair"))) == []
     half = {o: replace(p, cost=p.cost // 2) for o, p in quoted.prices.items()}
-    ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=half)))
-    found = list(check_project(ledger, ledger.project("cheap")))
+    ledger.projects.open(NewProject("cheap", "mnist", spec, replace(quoted, prices=half)))
+    found = list(check_project(ledger, ledger.projects.get("cheap")))
     holds(found, "prices", "low")
 
 
@@ -134,9 +135,9 @@ def test_a_project_with_a_lowered_price_of_answers_is_named(ledger: Ledger) -> N
     chosen = choose(mechanism, 1.0, 1e-6, cap_rule=GDP).terms
     quoted = quote(mechanism, 1.0, 1e-6, rule=Rule("rdp", 17.7))
     quoted = replace(quoted, choice=chosen.choice)
-    ledger.open_project(NewProject("fair", "mnist", spec, quoted))
-    assert list(check_project(ledger, ledger.project("fair"))) == []
+    ledger.projects.open(NewProject("fair", "mnist", spec, quoted))
+    assert list(check_project(ledger, ledger.projects.get("fair"))) == []
     lower = {o: replace(p, cost=p.cost * 9 // 10) for o, p in quoted.prices.items()}
-    ledger.open_project(NewProject("cheap", "mnist", spec, replace(quoted, prices=lower)))
-    found = list(check_project(ledger, ledger.project("cheap")))
+    ledger.projects.open(NewProject("cheap", "mnist", spec, replace(quoted, prices=lower)))
+    found = list(check_project(ledger, ledger.projects.get("cheap")))
     holds(found, "price", "low")

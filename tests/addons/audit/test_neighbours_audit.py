@@ -25,13 +25,13 @@ def allowed(terms: Terms, **changed: int) -> Terms:
 
 def test_a_project_of_neighbours_passes(opened: Opened) -> None:
     opened.ask(many(opened.people, 8))
-    project = opened.ledger.project("study")
+    project = opened.ledger.projects.get("study")
     assert list(check_project(opened.ledger, project)) == []
 
 
 @pytest.mark.parametrize("changed", [{"most": 99}, {"norm": 2}, {"queries": 41}])
 def test_terms_that_allow_more_are_found(opened: Opened, changed: dict[str, int]) -> None:
     terms = allowed(opened.project.terms, **changed)
-    project = opened.ledger.open_project(NewProject("more", "people", NEIGHBOURS, terms))
+    project = opened.ledger.projects.open(NewProject("more", "people", NEIGHBOURS, terms))
     (problem,) = check_project(opened.ledger, project)
     holds(problem, "quoted")

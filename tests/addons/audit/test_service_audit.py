@@ -483,7 +483,7 @@ def refunds_abstentions(patch: pytest.MonkeyPatch) -> None:
         unused = all(max(each.counts or ()) < 3 for each in drawn.proposals.values())
         if drawn.accounts is None or not unused:
             return drawn
-        kept = replace(drawn.accounts, accounts=self._ledger.unit_accounts(project))
+        kept = replace(drawn.accounts, accounts=self._ledger.charging.unit_accounts(project))
         return replace(drawn, accounts=kept)
 
     patch.setattr(Labeling, "_draw", drawn)

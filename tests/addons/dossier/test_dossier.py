@@ -18,7 +18,16 @@ from sqlalchemy import Engine
 from support.data import DigitsEnsemble, build_people
 from support.databases import SQLITE_BY_DAY
 from support.forgeries import rewrite, rows_of
-from support.ledgers import COUNTED, abstained, answered, counted, open_project, register, unguarded
+from support.ledgers import (
+    COUNTED,
+    abstained,
+    answered,
+    charge_one,
+    counted,
+    open_project,
+    register,
+    unguarded,
+)
 from support.processes import Terrine
 from support.servers import (
     CAP_DELTA,
@@ -55,7 +64,7 @@ class World(Owner):
     engine: Engine
 
     def charge(self, *proposals: Any, project: str = "study") -> None:
-        self.ledger.charge(self.ledger.project(project).id, proposals)
+        charge_one(self.ledger, self.ledger.projects.get(project).id, proposals)
 
     def publish(self) -> None:
         publisher(self.ledger, policy_of(self.witness)).round()
@@ -132,7 +141,7 @@ def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
     world.charge(answered(4), answered(5))
     world.publish()
     after = Page(facts := world.facts())
-    record = world.ledger.project("study")
+    record = world.ledger.projects.get("study")
     terms = record.terms
     assert facts.intact
     for page, answers in ((before, 3), (after, 5)):
@@ -148,7 +157,7 @@ def test_every_figure_is_the_ledgers_and_changes_with_it(world: World) -> None:
     cap = record.ensemble.population
     holds(after.text, "people", f"{record.cap_spent / cap.cap:.1%}")
     holds(after.text, "transparency", 5 + facts.log.entries)
-    holds(after.text, *(world.ledger.checkpoint() or "").split())
+    holds(after.text, *(world.ledger.tree.checkpoint() or "").split())
     holds(after.text, LOG.verifier)
     assert record.head not in before.text
 
@@ -192,9 +201,9 @@ def test_odds_are_those_of_the_worst_case_attained() -> None:
 
 def test_what_shows_that_there_is_one_history_is_said(world: World) -> None:
     holds(Page(world.facts()).text, "checkpoint", "w", "cosigned")
-    note = Note.parse(kept := world.ledger.checkpoint() or "")
+    note = Note.parse(kept := world.ledger.tree.checkpoint() or "")
     alone = str(replace(note, signatures=note.signatures[:1]))
-    world.ledger.save_checkpoint(alone, kept)
+    world.ledger.tree.save_checkpoint(alone, kept)
     found = world.facts()
     assert not found.intact, "the policy asks for a witness"
     assert found.state is not None
@@ -264,7 +273,9 @@ def test_one_project_is_told_of_without_the_others(
     checkpoint = facts.checkpoint
     assert checkpoint is not None
     assert "study" not in page.replace(checkpoint, ""), "letters of a signature may be any"
-    assert set(facts.spent.values()) == {world.ledger.project("study").cap_spent}, "of the cap, all"
+    assert set(facts.spent.values()) == {world.ledger.projects.get("study").cap_spent}, (
+        "of the cap, all"
+    )
     holds(terrine("dossier", "--project", "gone").refused, "gone")
     with pytest.raises(NotFound):
         world.facts("gone")

@@ -58,7 +58,7 @@ def test_a_project_whose_votes_a_second_server_added_up_is_refused_and_verifies(
     aggregator = {"name": "aggregator", "url": "https://a.example", "sigma": 40.0}
     (directory / FEDERATION).write_text(json.dumps(document | {"aggregator": aggregator}))
     ledger = Ledger(migrated(settings.database), SECRET_KEY)
-    ledger.register_ensemble(
+    ledger.ensembles.register(
         "owners",
         "ensembles/owners",
         federation_digest(directory),
@@ -73,5 +73,5 @@ def test_a_project_whose_votes_a_second_server_added_up_is_refused_and_verifies(
     asked = service.check("study", np.zeros((1, 4), np.float32))
     with refuses(EnsembleUnavailable, "owners", FEDERATION, "[aggregator]", "gather", "close"):
         service.answer("study", [asked])
-    assert ledger.verify("study").ok
-    assert ledger.verify_log().ok
+    assert ledger.verifier.verify_project("study").ok
+    assert ledger.verifier.verify_log().ok

@@ -374,7 +374,7 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
             answers = make_client.label(digits_ensemble.public[number * 8 : number * 8 + 8])
             asked += len(answers.labels)
         assert asked == 24
-        assert ledger.project("study").charges == 24
+        assert ledger.projects.get("study").charges == 24
         owners.behaviour.clear()
         owners.behaviour |= dict.fromkeys(range(6), "reset")
         headers = {"Authorization": f"Bearer {token}"}
@@ -382,10 +382,10 @@ def test_dying_stalling_and_lying_owners_cost_nobody_an_answer(
         refused = httpx.post(f"{url}/label", json={"inputs": x}, headers=headers)
         assert refused.status_code == 503
         assert refused.json()["type"].endswith("ensemble-unavailable")
-        assert ledger.project("study").charges == 24
+        assert ledger.projects.get("study").charges == 24
         project = make_client.project()
         assert project.ensemble.teachers == OWNERS
-    assert ledger.verify("study").ok
+    assert ledger.verifier.verify_project("study").ok
     engine.dispose()
 
 
@@ -446,5 +446,5 @@ def test_silent_owners_of_eight_projects_keep_no_other_ensemble_waiting(
         finally:
             owners.speak.set()
         assert {each.result() for each in (*first, *second)} == {200}
-    assert [ledger.project(name).charges for name in projects] == [2] * len(projects)
+    assert [ledger.projects.get(name).charges for name in projects] == [2] * len(projects)
     engine.dispose()

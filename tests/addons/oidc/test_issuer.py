@@ -102,7 +102,7 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     assert flags == {"path=/", "secure", "httponly", "samesite=strict"}
     assert FLOW not in visitor.cookies
     who = "oidc:248289761001 (Ada L.)"
-    (entry,) = house.ledger.log(limit=1, newest=True)
+    (entry,) = house.ledger.log.list(limit=1, newest=True)
     assert (entry.action, entry.actor) == ("signed-in", who)
     assert entry.detail == {"role": "admin", "issuer": issuer.url}
     holds(text_of(visitor.get("/admin")), "admin", "Ada")
@@ -114,7 +114,7 @@ def test_whoever_the_issuer_knows_gets_a_session_in_their_own_name(
     assert house.last_logged == ("signed-out", entry.subject, who)
     visitor.cookies = copy
     assert visitor.get("/admin").status_code == 303
-    assert house.ledger.verify_log().ok
+    assert house.ledger.verifier.verify_log().ok
 
 
 def test_below_a_prefix_the_issuer_sends_browsers_back_to_it(
@@ -423,7 +423,7 @@ def test_an_admin_ends_a_session_on_every_replica_and_an_auditor_does_not(
     house: House, issuer: LocalIssuer, visitor: Visitor, tmp_path: Path
 ) -> None:
     sign_in(visitor)
-    session = house.ledger.log(limit=1, newest=True)[0].subject
+    session = house.ledger.log.list(limit=1, newest=True)[0].subject
     auditor, admin = house.visitor("auditor"), house.visitor()
     holds(text_of(auditor.get("/admin/tokens")), "oidc:248289761001", "Ada")
     path = f"/admin/sessions/{session}/end"

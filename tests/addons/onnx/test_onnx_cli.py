@@ -140,7 +140,7 @@ def test_the_service_opens_no_file_of_another_manifest(terrine: Terrine, tmp_pat
     imported = ("ensemble", "import", path, "--name", "one", *declared)
     assert terrine(*imported, "--disjoint-by", "only one").fine
     assert terrine("ensemble", "register", "one", "--epsilon", 1, "--delta", 1e-5).fine
-    record = open_current_ledger().ensemble("one")
+    record = open_current_ledger().ensembles.get("one")
     voters = LocalVoters(Settings().data_dir)
     manifest = Settings().ensembles_dir / "one" / "manifest.json"
     registered = manifest.read_bytes()

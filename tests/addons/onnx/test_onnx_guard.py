@@ -181,7 +181,7 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     voters = LocalVoters(settings.data_dir)
     service = Labeling(ledger, voters, Metrics(), 4096)
     ask = service.check("study", X[:1])
-    loaded = voters.loaded(ledger.ensemble("ward")).ensemble
+    loaded = voters.loaded(ledger.ensembles.get("ward")).ensemble
     assert isinstance(loaded, Ensemble)
     teachers = guarded_by(loaded)
     os.kill(pid_of(teachers), signal.SIGSTOP)
@@ -189,10 +189,10 @@ def test_a_vote_that_fails_is_charged_to_nobody(
     with refuses(EnsembleUnavailable, "charged") as refused:
         service.answer("study", [ask])
     assert "0.5" not in str(refused.value), "how long is said in the log"
-    assert ledger.project("study").charges == 0
+    assert ledger.projects.get("study").charges == 0
     teachers._seconds = 60
     service.answer("study", [ask])
-    assert ledger.project("study").charges == 1
+    assert ledger.projects.get("study").charges == 1
     engine.dispose()
 
 
