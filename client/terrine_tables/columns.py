@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -610,42 +608,6 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-@contextmanager
-def check_unchanged(path: Path) -> Iterator[None]:
-    """Raise DataError if a file changes meanwhile: large files are read more than once."""
-    before, failed = _state(path), None
-    try:
-        yield
-    except DataError as error:
-        failed = error
-    if _state(path) != before:  # then the error may be the change's
-        raise DataError(
-            f"{path} changed while it was read. Wait until it is complete, or read a copy of it."
-        )
-    if failed is not None:
-        raise failed
-
-
-def files_within(folder: Path) -> Iterator[Path]:
-    """The files in a folder and those in it, by their paths; none that starts with . or _.
-
-    Such are what Spark and others write beside data: _SUCCESS, .part-0.crc.
-    """
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] not in "._")
-        yield from (Path(place) / name for name in sorted(names) if name[0] not in "._")
-
-
-def _state(path: Path) -> list[tuple[Path, int, int, int]]:
-    """Of a file, or of each in a folder: name, identity, size and time."""
-    try:
-        every = files_within(path) if path.is_dir() else [path]
-        found = [(each, os.stat(each)) for each in every]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    return [(each, of.st_ino, of.st_size, of.st_mtime_ns) for each, of in found]
 
 
 class GrowingArray(Generic[T]):

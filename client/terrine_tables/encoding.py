@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +28,12 @@ from terrine_tables.columns import (
     Progress,
     RowBlock,
     check_names,
-    check_unchanged,
     ignore_progress,
     rows_at_a_time,
 )
 from terrine_tables.encoders import Embed, embed_texts
+from terrine_tables.files import open_by_schema
 from terrine_tables.frames import check_column, read_rows
-
-if TYPE_CHECKING:
-    from terrine_tables.files import TableFile
 
 
 class Frame(Protocol):
@@ -128,34 +125,6 @@ def columns_of(
         name: np.fromiter(column, dtype=object, count=len(column))
         for name, column in columns.items()
     }
-
-
-@contextmanager
-def open_table(path: Path, **options: Any) -> Iterator[TableFile]:
-    """Open a file with `files.open_file`, which needs pyarrow. It must not change meanwhile."""
-    try:
-        from terrine_tables.files import open_file
-    except ImportError:
-        raise DataError(
-            f"{path}: reading tables from files needs pyarrow. In a checkout: pip install "
-            "'.[arrow]'. Data frames are encoded without it."
-        ) from None
-    with check_unchanged(path), open_file(path, **options) as file:
-        yield file
-
-
-@contextmanager
-def open_by_schema(
-    path: Path, schema: TableSchema, needed: Sequence[str], note: Note, digest: bool
-) -> Iterator[TableFile]:
-    """Open a file whose rows are read by a schema."""
-    widths = {len(needed), len(schema.columns)}
-
-    def fits(first: Sequence[str]) -> bool:
-        return len(first) in widths or set(needed) <= set(first)
-
-    with open_table(path, fits=fits, note=note, digest=digest) as file:
-        yield file
 
 
 def _row(start: int, row: int) -> str:

@@ -1,4 +1,4 @@
-"""Columns of data frames, decoded by what their type says, as `arrow.py` does it for files.
+"""Columns of data frames, decoded by what their type says, as `arrow_columns.py` does it for files.
 
 NumPy's view of a column drops what the column knows: which values are missing, in which time zone
 a moment was written down, which category a code stands for. So each library is asked in its own
@@ -56,7 +56,7 @@ def read_rows(values: Any, start: int, stop: int, column: Column, what: str) -> 
 
 
 def _read_arrow(array: Any, column: Column, what: str) -> Values:
-    from terrine_tables.arrow import code_array, read_typed
+    from terrine_tables.arrow_columns import code_array, read_typed
 
     typed = read_typed(array, column)
     return code_array(array, what) if typed is None else typed

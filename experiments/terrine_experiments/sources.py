@@ -152,9 +152,19 @@ def _idx(found: list[Path], classes: tuple[str, ...] = DIGITS) -> tuple[Dataset,
 
 
 def _adult(found: list[Path]) -> tuple[Dataset, Dataset]:
-    train, test = found
-    schema = propose_schema(test, label="income", columns=ADULT_COLUMNS).schema
-    return load_table(train, schema), load_table(test, schema)
+    with TemporaryDirectory() as folder:
+        train, test = (_unpacked(path, Path(folder)) for path in found)
+        schema = propose_schema(test, label="income", columns=ADULT_COLUMNS).schema
+        return load_table(train, schema), load_table(test, schema)
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    """A file, or what it packs, in a folder."""
+    if path.suffix != ".gz":
+        return path
+    plain = folder / path.stem
+    plain.write_bytes(gzip.decompress(read(path, None)))
+    return plain
 
 
 # What scipy raises for files that are none of MATLAB's.

@@ -35,19 +35,15 @@ from terrine_models.data.images import (
     load_images,
     with_bits_of,
 )
-from terrine_models.tables.loading import (
-    check_table,
-    is_table,
-    load_groups,
-    load_table,
-    read_schema,
-)
+from terrine_models.tables.loading import load_groups, load_table, read_schema
 from terrine_protocol.errors import ClippedError
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.schema import TableSchema
 from terrine_tables.columns import Note, Progress, ignore_note, ignore_progress
 from terrine_tables.encoding import encode_table
+from terrine_tables.files import check_table
+from terrine_tables.formats import explain_unread, is_table
 
 Inputs: TypeAlias = NDArray[np.generic]
 
@@ -217,7 +213,7 @@ def private_schema(
     """Return the schema of private records that are a table; refuse options of other formats."""
     if not is_table(data):
         if schema:
-            raise DataError("--schema is for tables only.")
+            raise DataError(f"--schema is for tables. {explain_unread(data)}")
         return None
     if classes or image:
         raise DataError("--classes and --images are for images and arrays; a table has a schema.")

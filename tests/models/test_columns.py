@@ -20,11 +20,12 @@ from pydantic import ValidationError
 from support.tables import stays, written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
-from terrine_models.tables.loading import check_table, load_table, read_schema
+from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_protocol.schema import Column, TableSchema
 from terrine_tables import columns
 from terrine_tables.encoding import encode_frame, encode_rows, encode_table
+from terrine_tables.files import check_table
 
 DAY = {"role": "date", "since": "2020-01-01", "low": 0, "high": 366}
 PARTS = ["days", "year", "month", "weekday"]

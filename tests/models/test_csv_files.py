@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ import pytest
 
 from support.tables import written
 from support.wording import says
-from terrine_models.tables.loading import is_table, load_table
+from terrine_models.tables.loading import load_table
 from terrine_protocol.schema import Column, TableSchema
 from terrine_tables.encoding import encode_table
-from terrine_tables.files import open_file
+from terrine_tables.files import open_table
+from terrine_tables.formats import is_table
 
 SCHEMA = TableSchema(
     columns=(
@@ -28,7 +28,7 @@ PLAIN = "age,dose,ward,ill\n50,2.5,A,no\n20,10,B,yes\n"
 
 def delimiter(path: Path, width: int = 0) -> str | None:
     """What separates fields, if records have so many."""
-    with open_file(path, lambda first: len(first) == width) as file:
+    with open_table(path, lambda first: len(first) == width) as file:
         return file.delimiter
 
 
@@ -60,7 +60,6 @@ def test_other_delimiters_are_read_alike_and_stated(tmp_path: Path, text: str) -
     "content",
     [
         b"\xef\xbb\xbf" + PLAIN.encode(),
-        gzip.compress(PLAIN.encode(), mtime=0),
         PLAIN.replace("\n", "\r\n").encode(),
         b"|a comment; of UCI\n\n" + PLAIN.encode() + b",,,\n",
         PLAIN.replace("2.5", "2.50").replace("A", "A  ").encode(),
@@ -68,7 +67,6 @@ def test_other_delimiters_are_read_alike_and_stated(tmp_path: Path, text: str) -
         PLAIN.encode("utf-16-le"),
         PLAIN.encode("utf-16-be"),
         PLAIN.encode("utf-32"),
-        gzip.compress(PLAIN.encode("utf-16"), mtime=0),
         "\ufeff\ufeff{}\n\ufeff{}\n\ufeff{}\n".format(*PLAIN.split()).encode(),
     ],
 )
@@ -88,6 +86,6 @@ def test_commas_within_fields_do_not_make_a_file_comma_separated(tmp_path: Path)
 
 
 def test_a_name_says_whether_a_file_is_a_table() -> None:
-    tables = ("a.csv", "a.CSV", "a.data.gz", "a.test", "a.tsv", "a.txt", "a.xlsx", "a.csv.bz2")
+    tables = ("a.csv", "a.CSV", "a.data.gz", "a.test", "a.tsv", "a.txt", "a.jsonl", "a.csv.bz2")
     assert all(is_table(Path(name)) for name in tables)
     assert not any(is_table(Path(name)) for name in ("a.npz", "a.npy", "mnist", "x-idx3-ubyte.gz"))

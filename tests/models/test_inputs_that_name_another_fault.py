@@ -8,8 +8,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import subprocess
-import sys
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,17 +19,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from pyarrow import feather, orc
+from pyarrow import feather
 
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
-from terrine_models.tables.loading import check_table, has_column, is_table, load_table
+from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.plan import load_votes
 from terrine_server.privacy import ParameterError
-from terrine_tables.columns import files_within
-from terrine_tables.encoding import encode_table, open_table
+from terrine_tables.encoding import encode_table
+from terrine_tables.files import check_table, has_column, open_table
+from terrine_tables.formats import is_table
 
 PIXELS = np.zeros((2, 4), np.uint8)
 OBJECTS = np.array([[{}], [1]], dtype=object)
@@ -176,7 +176,6 @@ def _stream(path: Path) -> None:
 
 TABLES: dict[str, tuple[str, str | Callable[[Path], object]]] = {
     "an Arrow stream": ("t.arrow", _stream),
-    "ORC": ("t.orc", lambda path: orc.write_table(pa.table(ROWS), path)),
     "Feather": ("t.feather", lambda path: feather.write_feather(pa.table(ROWS), path)),
     "Excel's hint": ("t.csv", "sep=;\na;b\n1;x\n2;y\n"),
     "Excel's hint of commas": ("T.CSV", "SEP=,\r\na,b\r\n1,x\r\n2,y\r\n"),
@@ -202,42 +201,11 @@ def test_a_table_is_read(what: str, tmp_path: Path) -> None:
 
 NO_TABLES: dict[str, tuple[str, str | bytes, tuple[object, ...]]] = {
     "a space before a delimiter": ("t.csv", '"a" ,"b"\n1,x\n', ("first", "space")),
-    "JSON": ("t.csv", '[{"a": 1}, {"a": 2}]\n', ("JSON", "pandas.read_json")),
-    "a page of the Web": ("t.csv", "<!DOCTYPE html>\n<html>\n", ("Web",)),
     "a title": ("t.csv", f"Our survey\n\n{TABLE}", ("title", 3, "+3")),
     "a title of two lines": ("t.csv", f"Our survey\nof 2020\n{TABLE}", ("title", 3)),
     "a header without end": ("t.csv", "a" * 2**20 + ",b\n1,x\n", ("1,048,576",)),
-    "Parquet": ("t.csv", b"PAR1\x15\x04\0\xffPAR1", ("Parquet", "Arrow")),
-    "packed Parquet": ("t.csv.gz", gzip.compress(b"PAR1\xffPAR1", mtime=0), ("Parquet", "Unpack")),
-    "old Excel": ("t.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ("Excel",)),
-    "bzip2": ("t.csv.bz2", bz2.compress(TABLE.encode()), ("bzip2", "Unpack")),
-    "xz": ("t.csv", b"\xfd7zXZ\0\0", ("xz",)),
+    "Parquet that is broken": ("t.csv", b"PAR1\x15\x04\0\xffPAR1", ("Parquet",)),
     "UTF-16 that breaks off": ("t.csv", TABLE.encode("utf-16") + b"\x00\xd8\x00", ("UTF-16",)),
-    "Feather 1": ("t.feather", b"FEA1" + bytes(20), ("Feather", "to_parquet")),
-    "Stata before 13": ("t.csv", b"\x72\x02\x01\0" + bytes(9), ("Stata", "pandas.read_stata")),
-    "Stata since 13": ("t.dta", b"<stata_dta><header>", ("Stata", "pandas.read_stata")),
-    "SAS": ("t.csv", bytes(12) + b"\xc2\xea\x81\x60\xb3", ("SAS", "pandas.read_sas")),
-    "SAS for transport": (
-        "t.xpt",
-        b"HEADER RECORD*******LIBRARY HEADER",
-        ("SAS", "pandas.read_sas"),
-    ),
-    "SPSS": ("t.sav", b"$FL2@(#) SPSS DATA FILE", ("SPSS", "pandas.read_spss", "pyreadstat")),
-    "SPSS, portable": ("t.por", b"ASCII".ljust(40) + b"ASCII SPSS PORT FILE", ("SPSS",)),
-    "a workbook": ("t.xlsx", zipped("xl/workbook.xml"), ("Excel", "CSV", "pandas.read_excel")),
-    "a workbook by its list": ("t.csv", zipped("[Content_Types].xml"), ("Excel", "CSV")),
-    "a workbook of others": ("t.ods", zipped("x.spreadsheet"), ("Excel", "CSV", "odfpy")),
-    "arrays in a zip file": ("t.csv", zipped("x.npy"), ("NumPy", "npz")),
-    "a zip file": ("t.csv", zipped("t.csv"), ("zip", "Unpack")),
-    "an object of R": ("t.rds", gzip.compress(b"X\n\0\0\0\x03\0\x04", mtime=0), ("R", "readRDS")),
-    "an object of R as text": ("t.rds", "A\n3\n263168\n197888\n5\n", ("R", "readRDS")),
-    "a workspace of R": ("t.rda", gzip.compress(b"RDX3\nX\n", mtime=0), ("R", "load")),
-    "MATLAB": ("t.mat", b"MATLAB 5.0 MAT-file, Platform", ("MATLAB", "writetable")),
-    "SQLite": ("t.csv", b"SQLite format 3\0", ("SQLite", "sqlite3")),
-    "Weka": ("t.arff", "% 1. Title\n%\n\n@RELATION iris\n@DATA\n1,2\n", ("ARFF", "@data")),
-    "tar": ("t.csv", b"t.csv".ljust(257, b"\0") + b"ustar\0", ("tar", "tar")),
-    "a pickle": ("t.csv", b"\x80\x04\x95" + bytes(9), ("pickle",)),
-    "an array": ("t.csv", b"\x93NUMPY" + bytes(9), ("NumPy",)),
 }
 
 
@@ -246,116 +214,60 @@ def test_what_is_no_table_is_named(what: str, tmp_path: Path) -> None:
     name, content, words = NO_TABLES[what]
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    assert is_table(path)
     with refuses(DataError, name, *words):
         check_table(path)
 
 
-@pytest.mark.parametrize("version", [114, 118])
-def test_the_line_that_converts_a_stata_file_does_so(version: int, tmp_path: Path) -> None:
-    path = tmp_path / "my t.dta"
-    pd.DataFrame(ROWS).to_stata(path, write_index=False, version=version)
-    with refuses(DataError, "Stata") as refused:
+OTHER_FORMATS: dict[str, str | bytes] = {
+    "a.json": '[{"a": 1}, {"a": 2}]\n',
+    "page.csv": "<!DOCTYPE html>\n<html>\n",
+    "packed.csv.gz": gzip.compress(TABLE.encode(), mtime=0),
+    "packed.csv.bz2": bz2.compress(TABLE.encode()),
+    "packed.csv.xz": b"\xfd7zXZ\0\0",
+    "packed.csv": zipped("t.csv"),
+    "a.xlsx": zipped("xl/workbook.xml"),
+    "a.xls": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+    "a.orc": b"ORC\x03\x00",
+    "a.dta": b"\x72\x02\x01\0" + bytes(9),
+    "a.sav": b"$FL2@(#) SPSS DATA FILE" + bytes(9),
+    "a.sqlite": b"SQLite format 3\0",
+    "a.pickle": b"\x80\x04\x95" + bytes(9),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_a_table_in_another_format_is_refused_with_a_way_to_convert_it(
+    name: str, tmp_path: Path
+) -> None:
+    content, path = OTHER_FORMATS[name], tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with refuses(DataError, name, "CSV", "JSON", "Parquet", "Arrow", "to_parquet"):
         check_table(path)
-    command = str(refused.value).partition("not read. ")[2].partition(" converts")[0]
-    assert command.startswith("python -c ")
-    command = f"{sys.executable}{command.removeprefix('python')}"
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    with refuses(DataError, name, "CSV", "JSON", "Parquet", "Arrow", "to_parquet"):
+        load_idx(path)
+
+
+def test_the_way_to_convert_a_table_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "my t.dta"
+    pd.DataFrame(ROWS).to_stata(path, write_index=False)
+    with refuses(DataError, "to_parquet") as refused:
+        check_table(path)
+    found = re.search(
+        r"(pandas\.read_)…(\('my t\.dta'\)\.to_parquet\('table\.parquet'\))", str(refused.value)
+    )
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    eval(f"{found[1]}stata{found[2]}", {"pandas": pd})
     with open_table(tmp_path / "table.parquet") as file:
         assert file.first == ["a", "b"]
 
 
-@pytest.mark.parametrize("text", ["ORCID,b\n1,x\n", "A\n2\n3\n", "MATLAB 1,b\n1,x\n"])
+@pytest.mark.parametrize("text", ["ORCID,b\n1,x\n", "PAR,b\n1,x\n"])
 def test_a_header_that_starts_as_other_files_do_is_a_header(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
     with open_table(path) as file:
         assert file.first == text.split("\n")[0].split(",")
-
-
-PARTS = pa.table(
-    {
-        "dose": list(range(40)),
-        "ward": [("A", "B")[i % 3 % 2] for i in range(40)],
-        "year": [2019 + i // 20 for i in range(40)],
-        "ill": [("no", "yes")[i % 2] for i in range(40)],
-    }
-)
-
-
-def _hive(folder: Path) -> None:
-    for year in (2019, 2020):
-        for part in range(2):
-            place = folder / f"year={year}" / f"part-{part}.parquet"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            rows = PARTS.slice((year - 2019) * 20 + part * 10, 10)
-            pa.parquet.write_table(rows.drop_columns("year"), place)
-    (folder / "_SUCCESS").touch()
-    (folder / "year=2019" / ".part-0.parquet.crc").write_bytes(b"crc")
-
-
-def _flat(folder: Path) -> None:
-    folder.mkdir()
-    for part in range(4):
-        feather.write_feather(PARTS.slice(part * 10, 10), folder / f"{part}.arrow")
-
-
-@pytest.mark.parametrize("write", [_hive, _flat])
-def test_a_folder_of_files_is_one_table(write: Callable[[Path], None], tmp_path: Path) -> None:
-    path, folder = tmp_path / "t.parquet", tmp_path / "stays"
-    pa.parquet.write_table(PARTS, path)
-    write(folder)
-    assert is_table(folder)
-    as_file = propose_schema(path, label="ill", keep=["dose"]).schema
-    schema = propose_schema(folder, label="ill", keep=["dose"]).schema
-    assert {c.name: c for c in schema.columns} == {c.name: c for c in as_file.columns}
-    assert schema.fitted_on is not None
-    assert (schema.fitted_on.name, schema.fitted_on.records) == ("stays", 40)
-    one, many = load_table(path, as_file), load_table(folder, as_file)
-    assert np.array_equal(one.inputs, many.inputs)
-    assert one.labels.tolist() == many.labels.tolist()
-    assert np.array_equal(encode_table(folder, as_file), one.inputs)
-    before = schema.fitted_on.sha256
-    last = max(files_within(folder))
-    last.write_bytes(last.read_bytes()[:-1])
-    with refuses(DataError, last.name):
-        load_table(folder, as_file)
-    last.unlink()
-    again = propose_schema(folder, label="ill", keep=["dose"]).schema.fitted_on
-    assert again is not None
-    assert again.sha256 != before
-
-
-def test_an_error_in_a_folder_names_its_file_and_row(tmp_path: Path) -> None:
-    _hive(tmp_path / "t")
-    schema = propose_schema(tmp_path / "t", label="ill", keep=["dose"]).schema
-    place = tmp_path / "t" / "year=2020" / "part-1.parquet"
-    rows = PARTS.slice(0, 3).drop_columns("year")
-    wrong = rows.set_column(2, "ill", pa.array(["no", "maybe", "no"]))
-    pa.parquet.write_table(wrong, place)
-    with refuses(DataError, "year=2020/part-1.parquet", 2, "'maybe'"):
-        load_table(tmp_path / "t", schema)
-    pa.parquet.write_table(rows.drop_columns("dose"), place)
-    with refuses(DataError, "year=2020/part-1.parquet", "dose"):
-        load_table(tmp_path / "t", schema)
-
-
-def test_a_folder_that_is_no_table_is_told_what_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "t"
-    folder.mkdir()
-    assert not is_table(folder)
-    with refuses(DataError, "folder", "Parquet"):
-        check_table(folder)
-    for name in ("a.csv", "b.csv"):
-        (folder / name).write_text(TABLE)
-    assert is_table(folder)
-    with refuses(DataError, "folder", 2, "a.csv", "awk") as refused:
-        check_table(folder)
-    command = str(refused.value).partition("header: ")[2]
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    assert (tmp_path / "table.csv").read_text() == f"{TABLE}{TABLE.partition(chr(10))[2]}"
-    (folder / "c.png").touch()
-    assert not is_table(folder), "these are pictures, and what is beside them"
 
 
 HEADED = [f"{i},{i % 7},{('no', 'yes')[i % 2]}" for i in range(1, 31)]

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from support import tables
-from support.tables import RECORDED, Case, cases, read, stays
+from support.tables import RECORDED, Case, cases, read, read_in_blocks, stays
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.roles import propose_schema
 from terrine_tables import files
 from terrine_tables.encoding import encode_table
+from terrine_tables.formats import csv, text
 
 
 def places(found: dict[str, Any]) -> dict[str, Any]:
     """What was read, without the wording: of sentences the lines, columns and counts."""
     said = [found.get("refused", ""), *found.get("said", ())]
-    named = [re.findall(r"(?:line|row|byte|column) \S+|[\d,]+ of [\d,]+", each) for each in said]
+    named = [re.findall(r"\b(?:line|row|byte|column) \S+|[\d,]+ of [\d,]+", each) for each in said]
     return {**found, "refused": "refused" in found, "said": named}
 
 
@@ -67,7 +68,8 @@ class Reads:
             reads.opened += 1
             return io.BufferedReader(Counted(path))
 
-        monkeypatch.setattr(files, "open_regular_file", open_regular_file)
+        for module in (files, csv, text):  # one opens it, the others again where something is wrong
+            monkeypatch.setattr(module, "open_regular_file", open_regular_file)
 
     def of(self, work: Callable[[], object]) -> tuple[int, int]:
         self.opened = self.bytes = 0
@@ -75,11 +77,11 @@ class Reads:
         return self.opened, self.bytes
 
 
-@pytest.mark.parametrize("name", ["hospital.csv", "hospital.csv.gz", "hospital.tsv"])
+@pytest.mark.parametrize("name", ["hospital.csv", "hospital.tsv"])
 def test_a_csv_file_is_read_once_for_a_schema_and_once_to_encode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK_BYTES", 2**12)
+    read_in_blocks(monkeypatch, 2**12)
     case = next(each for each in cases(None) if each.name == name)
     path = tmp_path / name
     path.write_bytes(case.content)

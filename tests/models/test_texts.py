@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import unicodedata
@@ -109,13 +108,11 @@ def test_files_frames_and_rows_are_encoded_alike(tmp_path: Path) -> None:
     rows = [{"text": text, "label": "a"} for text in texts]
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    packed = tmp_path / "rows.jsonl.gz"
-    packed.write_bytes(gzip.compress(lines.read_bytes()))
     table = tmp_path / "rows.csv"
     quoted = ['"' + text.replace('"', '""') + '",a' for text in texts]
     table.write_text("\n".join(["text,label", *quoted, ""]), encoding="utf-8")
     expected = encoded(texts)
-    for path in (lines, packed, table):
+    for path in (lines, table):
         assert np.array_equal(encode_table(path, SCHEMA, lambda said: None), expected), path
         assert load_table(path, SCHEMA, lambda said: None).labels.tolist() == [0] * 5
     frame = {"text": np.array(texts, dtype=object)}

@@ -18,7 +18,7 @@ from terrine_models.data.arrays import DataError, load_idx, load_inputs
 from terrine_models.data.images import load_images
 from terrine_models.storage.manifests import StoreError, read_verified
 from terrine_models.students.models import Student
-from terrine_models.tables.loading import check_table, read_schema
+from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.shards import read_partition
 from terrine_protocol.files import MAX_DOCUMENT_BYTES, open_regular_file, read
 from terrine_protocol.projects import ImageFormat
@@ -28,6 +28,7 @@ from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
 from terrine_tables.columns import sha256
+from terrine_tables.files import check_table
 
 SAYS = ("regular", "pipe", "device")
 KINDS = ["pipe", "device"]

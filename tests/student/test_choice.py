@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,9 @@ class Income:
 
     POOL, ASKED = 9000, 1000
 
-    def __init__(self, shared_data: Path) -> None:
-        path = shared_data / "adult" / "adult.test.gz"
+    def __init__(self, shared_data: Path, folder: Path) -> None:
+        path = folder / "adult.test"
+        path.write_bytes(gzip.decompress((shared_data / "adult" / "adult.test.gz").read_bytes()))
         data = load_table(path, propose_schema(path, label="income", columns=ADULT).schema)
         self.x: NDArray[Any] = data.inputs
         self.truth, self.spec, self.classes = data.labels, data.spec, data.classes
@@ -85,8 +87,8 @@ class Income:
 
 
 @pytest.fixture(scope="module")
-def income(shared_data: Path) -> Income:
-    return Income(shared_data)
+def income(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Income:
+    return Income(shared_data, tmp_path_factory.mktemp("income"))
 
 
 def test_auto_finds_both_classes_of_income(income: Income) -> None:

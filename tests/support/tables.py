@@ -22,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
+import pytest
 from numpy.typing import NDArray
 
 from support.databases import SECRET_KEY
@@ -41,6 +42,7 @@ from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, register_ensemble
 from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings
+from terrine_tables import formats
 from terrine_tables.encoding import encode_table
 
 WARDS = ("cardiology", "geriatrics", "neurology", "surgery")
@@ -226,6 +228,12 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def read_in_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Have text files read so many bytes at a time."""
+    for module in (formats.csv, formats.text):
+        monkeypatch.setattr(module, "BLOCK_BYTES", size)
+
+
 def parquet(frame: pd.DataFrame | pa.Table, group: int = 1000) -> bytes:
     file = io.BytesIO()
     table = frame if isinstance(frame, pa.Table) else pa.Table.from_pandas(frame)
@@ -279,7 +287,6 @@ def _hospital() -> Iterator[Case]:
     semicolons = stays(400, 150, seed=2, delimiter=";", decimal=",")
     files = {
         "hospital.csv": private.encode(),
-        "hospital.csv.gz": gzip.compress(private.encode(), mtime=0),
         "hospital-1252.csv": semicolons.encode("windows-1252"),
         "hospital.tsv": stays(400, 150, seed=2, delimiter="\t", decimal=",").encode(),
         "hospital.parquet": parquet(frame, 90),
@@ -479,15 +486,15 @@ def _bad() -> Iterator[Case]:
 
 
 def adult(folder: Path) -> Iterator[Case]:
-    content = (folder / "adult.test.gz").read_bytes()
-    options = {"label": "income", "columns": ADULT}
-    schema = _proposed(content, "adult.test.gz", **options)
-    yield Case("adult propose", "adult.test.gz", content, "propose", None, options)
-    yield Case("adult test", "adult.test.gz", content, "load", schema)
-    yield Case("adult", "adult.data.gz", (folder / "adult.data.gz").read_bytes(), "load", schema)
-    yield Case(
-        "adult pool", "adult.data.gz", (folder / "adult.data.gz").read_bytes(), "encode", schema
+    test, data = (
+        gzip.decompress((folder / f"adult.{n}.gz").read_bytes()) for n in ("test", "data")
     )
+    options = {"label": "income", "columns": ADULT}
+    schema = _proposed(test, "adult.test", **options)
+    yield Case("adult propose", "adult.test", test, "propose", None, options)
+    yield Case("adult test", "adult.test", test, "load", schema)
+    yield Case("adult", "adult.data", data, "load", schema)
+    yield Case("adult pool", "adult.data", data, "encode", schema)
 
 
 def read(case: Case, folder: Path) -> dict[str, Any]:

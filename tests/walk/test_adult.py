@@ -40,7 +40,7 @@ def test_the_documented_commands_make_a_student_that_beats_plain_baselines(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(SEED, "0")
     adult = shared_data / "adult"
-    (tmp_path / "adult.data.gz").write_bytes((adult / "adult.data.gz").read_bytes())
+    (tmp_path / "adult.data").write_bytes(gzip.decompress((adult / "adult.data.gz").read_bytes()))
     rows = gzip.decompress((adult / "adult.test.gz").read_bytes()).decode().splitlines()[1:]
     (tmp_path / "census.csv").write_text("\n".join(rows[:POOL]) + "\n")
     (tmp_path / "own.csv").write_text("\n".join(rows[POOL:]) + "\n")

@@ -28,6 +28,7 @@ from terrine_protocol.projects import ImageFormat
 from terrine_protocol.projects import InputSpec as InputSpec
 from terrine_protocol.schema import TableSchema
 from terrine_tables.columns import GrowingArray
+from terrine_tables.formats import explain_unread
 
 BLOCK_ROWS = 16_384
 """Rows of a block."""
@@ -254,7 +255,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(
             f"{path} is not an IDX file of bytes: it starts with {data[:4].hex(' ') or 'nothing'}, "
-            "expected 00 00 08 and the number of dimensions, 1 to 4."
+            "expected 00 00 08 and the number of dimensions, 1 to 4. Arrays end in .npy or .npz. "
+            f"{explain_unread(path)}"
         )
     start = 4 + 4 * data[3]
     if len(data) < start:

@@ -97,7 +97,7 @@ def list_images(folder: Path) -> list[Path]:
         )
     files = _pictures(folder)
     if not files:
-        raise DataError(f"{folder} holds no pictures (PNG or JPEG).")
+        raise DataError(f"{folder} holds no pictures (PNG or JPEG); a table is one file.")
     return files
 
 

@@ -29,7 +29,7 @@ from terrine_models.data.arrays import (
     check_classes,
     remark_on_people,
 )
-from terrine_protocol.base import first_problem, list_names, normalize
+from terrine_protocol.base import first_problem, list_names
 from terrine_protocol.files import read
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import TextNumbers
@@ -42,42 +42,13 @@ from terrine_tables.columns import (
     class_indices,
     column_texts,
     encoded_width,
-    files_within,
     ignore_note,
     ignore_progress,
 )
-from terrine_tables.encoding import open_by_schema, open_table
+from terrine_tables.files import open_by_schema
 
 if TYPE_CHECKING:
-    from terrine_tables.files import TableFile
-
-TEXT_SUFFIXES = {".csv", ".tsv", ".tab", ".txt", ".data", ".test", ".jsonl", ".ndjson"}
-TYPED_SUFFIXES = {".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".orc"}
-UNREAD_SUFFIXES = {
-    ".xlsx",
-    ".xlsm",
-    ".xlsb",
-    ".xls",
-    ".ods",
-    ".dta",
-    ".sas7bdat",
-    ".xpt",
-    ".sav",
-    ".zsav",
-    ".por",
-    ".rds",
-    ".rda",
-    ".rdata",
-    ".mat",
-    ".json",
-    ".arff",
-    ".avro",
-    ".sqlite",
-    ".sqlite3",
-    ".pkl",
-    ".pickle",
-}
-"""Ends of the names of tables, readable or not."""
+    from terrine_tables.formats.table import TableFile
 
 
 def warn(sentence: str) -> None:
@@ -85,38 +56,10 @@ def warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file's name says that it is a table, readable or not, or those in a folder do."""
-    known, path = TEXT_SUFFIXES | UNREAD_SUFFIXES | TYPED_SUFFIXES, Path(path)
-    names = [path]
-    if path.is_dir():
-        names = []
-        for each in files_within(path):  # of many pictures, the first is enough
-            if known.isdisjoint(suffix.lower() for suffix in each.suffixes):
-                return False
-            names.append(each)
-    return any(not known.isdisjoint(suffix.lower() for suffix in each.suffixes) for each in names)
-
-
-def check_table(path: Path) -> None:
-    """Refuse a file whose beginning is that of no table. Raises DataError."""
-    with open_table(Path(path), digest=False):
-        pass
-
-
-def has_column(path: Path, name: str, columns: Sequence[str] | None = None) -> bool:
-    """Whether a table has a column. `columns`: of a file without a header. Raises DataError."""
-    name = normalize(name)
-    if columns is not None:
-        return name in columns
-    with open_table(Path(path), fits=lambda first: name in first, digest=False) as file:
-        return name in file.first
-
-
 class Table(RecordSource):
     """The labelled records of a file, encoded by a schema, a block at a time.
 
-    The file is CSV, plain or packed with gzip, Parquet or Arrow. It has either a header that names
+    The file has either a header that names
     the columns of the schema (those that are ignored may be absent), or no header and exactly those
     columns in order.
     """

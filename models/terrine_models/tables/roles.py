@@ -54,7 +54,7 @@ from terrine_tables.columns import (
     parse_number,
     read_date,
 )
-from terrine_tables.encoding import open_table
+from terrine_tables.files import open_table
 
 
 def _each_of(*texts: str) -> frozenset[str]:
@@ -973,7 +973,7 @@ def _count_values(
         return label in first if columns is None else len(first) == len(columns)
 
     with open_table(path, fits=fits, note=note) as file:
-        from terrine_tables.arrow import unread_type
+        from terrine_tables.arrow_columns import unread_type
 
         if file.delimiter is None and columns is not None:
             raise DataError(f"{path} names its columns itself: leave out --columns.")

@@ -12,7 +12,7 @@ import typer
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
 from terrine_models.data.arrays import InputSpec, RecordSource, load_inputs
 from terrine_models.formats import load_private, private_schema
-from terrine_models.tables.loading import Table, encoded_input, is_table, read_schema
+from terrine_models.tables.loading import Table, encoded_input, read_schema
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.shards import PARTITION_FILE, read_partition, split
 from terrine_protocol.base import quantity
@@ -29,6 +29,7 @@ from terrine_server.cli.reading import (
 from terrine_server.progress import stages_bar
 from terrine_server.settings import Settings
 from terrine_tables.encoding import encode_table
+from terrine_tables.formats import is_table
 
 
 def import_(

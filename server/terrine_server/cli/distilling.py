@@ -17,7 +17,6 @@ from terrine_models.data.images import list_images
 from terrine_models.formats import Inputs, format_of
 from terrine_models.students.models import Student, Threshold, Training
 from terrine_models.tables.designed import DesignedPool
-from terrine_models.tables.loading import is_table
 from terrine_protocol.base import quantity
 from terrine_server.cli.console import (
     console,
@@ -170,7 +169,7 @@ def predict(
     """
     trained = Student.load(student)
     x = format_of(inputs).inputs(inputs, trained.model, note, True, accept_empty)
-    pictures = inputs.is_dir() and not is_table(inputs)
+    pictures = inputs.is_dir()
     names = [each.name for each in list_images(inputs)] if pictures else []
     said = trained.predictions(x)
     with writing(out) as file:

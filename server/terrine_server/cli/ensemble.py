@@ -120,8 +120,7 @@ def train(
             metavar="DATA",
             help="Private records: a directory of MNIST-style IDX files, an IDX file of "
             "images, a folder of PNG and JPEG files with one folder for each class, an .npz with "
-            "x, y and optionally group, or a table: a .csv, .tsv, .txt or .data file (optionally "
-            ".gz), a Parquet or an Arrow file.",
+            "x, y and optionally group, or a table: CSV, JSON lines, Parquet or Arrow.",
         ),
     ],
     name: NewEnsemble,

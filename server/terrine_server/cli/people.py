@@ -11,7 +11,7 @@ import typer
 from terrine_models.data.arrays import DataError, Dataset, load_groups
 from terrine_models.features.maps import PublicData
 from terrine_models.formats import PICTURES, TABLE, format_of
-from terrine_models.tables.loading import is_table, load_people
+from terrine_models.tables.loading import load_people
 from terrine_models.teachers.kinds import load_manifest
 from terrine_models.teachers.manifests import Manifest
 from terrine_models.teachers.neighbours import NeighbourTeachers
@@ -26,6 +26,7 @@ from terrine_server.owner import editions
 from terrine_server.owner.editions import EditionChange
 from terrine_server.settings import Settings
 from terrine_tables.encoding import encode_table
+from terrine_tables.formats import is_table
 
 
 def forget(

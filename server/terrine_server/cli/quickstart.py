@@ -17,7 +17,6 @@ from rich.table import Table
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.formats import join_names
-from terrine_models.tables.loading import is_table
 from terrine_models.tables.roles import SchemaProposal
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.cli import reading, serve
@@ -60,6 +59,7 @@ from terrine_server.quickstart.records import (
 from terrine_server.quickstart.report import describe, name_option, write_range
 from terrine_server.settings import Settings
 from terrine_tables.encoders import declare_embedding
+from terrine_tables.formats import is_table
 
 MAX_NOTES = 6
 """Lines that are printed below the first five, unless all are wanted."""
@@ -481,7 +481,7 @@ def _finish(public: Path | None, ledger: Ledger, settings: Settings, record: Pro
     trains = command_text("student", "train", *pool)
     say(f"  TERRINE_URL={settings.url} TERRINE_TOKEN={secret or '…'} {trains}")
     for folder in pool:
-        if folder.is_dir() and not is_table(folder) and any(map(Path.is_dir, folder.iterdir())):
+        if folder.is_dir() and any(map(Path.is_dir, folder.iterdir())):
             say(f"The student's pictures lie in one flat folder: give it those of {folder} so.")
     if offers := [*offer_labels(ledger, record)]:
         say(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from terrine_models.formats import number_classes
-from terrine_models.tables.loading import has_column, is_table, read_schema
+from terrine_models.tables.loading import read_schema
 from terrine_models.tables.roles import SchemaProposal, propose_schema
 from terrine_protocol.base import first_problem, list_names, normalize
 from terrine_protocol.errors import TerrineError
@@ -28,6 +28,8 @@ from terrine_protocol.schema import Column, DateOrder, TableSchema
 from terrine_server.progress import stages_bar
 from terrine_tables.columns import Note, ignore_note
 from terrine_tables.encoders import declare_embedding
+from terrine_tables.files import has_column
+from terrine_tables.formats import is_table
 
 T = TypeVar("T")
 
