@@ -23,7 +23,7 @@ from support.ledgers import unguarded
 from support.servers import CAP_EPSILON, NOISY, behind_nginx, installed
 from support.wording import holds, refuses
 from terrine_protocol import LogState, Role
-from terrine_server.admin import ledger as pages
+from terrine_server.admin import audit as pages
 from terrine_server.api.middleware import SMALL_BODY_BYTES
 from terrine_server.app import create_app, serving
 from terrine_server.errors import Unauthorized

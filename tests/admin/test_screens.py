@@ -89,7 +89,7 @@ def test_the_overview_says_what_is_spent_reserved_free_and_left(
 def test_projects_are_found_by_a_part_of_their_name_or_title(
     house: House, admin: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terrine_server.admin.projects.PROJECTS_ON_A_PAGE", 2)
+    monkeypatch.setattr("terrine_server.admin.overview.PROJECTS_ON_A_PAGE", 2)
     for name in ("sought-1", "sought-2", "sought_3"):
         house.open_project(name)
     shown = {}

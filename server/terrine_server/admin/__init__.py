@@ -5,7 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from terrine_models.addons import load_added
-from terrine_server.admin import ledger, opening, projects, sign_in
+from terrine_server.admin import (
+    audit,
+    ensembles,
+    log,
+    opening,
+    overview,
+    project,
+    sign_in,
+    tokens,
+)
 from terrine_server.admin.access import session_check
 from terrine_server.admin.rendering import answer_failure
 
@@ -15,10 +24,12 @@ router = APIRouter(include_in_schema=False)
 for screens in (
     *load_added("pages"),
     sign_in.router,
-    projects.overview_router,
+    overview.router,
     opening.router,
-    projects.router,
-    projects.tokens_router,
-    ledger.router,
+    project.router,
+    tokens.router,
+    ensembles.router,
+    log.router,
+    audit.router,
 ):
     router.include_router(screens)

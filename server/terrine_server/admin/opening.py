@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from terrine_protocol import (
     ProjectOpen,
 )
 from terrine_server.admin.access import Admin, ByAdmin, Fields
-from terrine_server.admin.projects import CapUse, list_caps
+from terrine_server.admin.overview import CapUse, list_caps
 from terrine_server.admin.rendering import (
     explain_errors,
     normalize_newlines,
@@ -105,16 +105,6 @@ class TermsOutlook:
     """What would fit, if it does not."""
 
 
-@dataclass(frozen=True)
-class TermsForm:
-    """What the form shows: what was entered or suggested, what it means, and what is wrong."""
-
-    given: Fields
-    outlook: TermsOutlook | None = None
-    problems: Sequence[str] = ()
-    status: int = 200
-
-
 @router.get("")
 def form(
     request: Request,
@@ -127,42 +117,27 @@ def form(
     known = services.ledger.ensembles.list()
     only = known[0].name if len(known) == 1 else ""
     given = {"ensemble": ensemble or only, "mechanism": mechanism}
-    return _form(request, services, reader, TermsForm(given))
+    return _page(request, services, reader, given)
 
 
 @router.post("")
 def send(request: Request, services: ServicesDep, sent: ByAdmin) -> Response:
     """Propose parameters, show what the terms would mean, or open the project."""
-
-    def opened(wanted: ProjectOpen) -> Response:
-        record = open_project(services.ledger, wanted, sent.session.actor)
-        return see_other(request, f"/projects/{record.name}", sent.session)
-
-    done = try_terms(services, sent.fields, opened)
-    return _form(request, services, sent.session, done) if isinstance(done, TermsForm) else done
-
-
-def try_terms(
-    services: Services, fields: Fields, opened: Callable[[ProjectOpen], Response]
-) -> TermsForm | Response:
-    """Propose parameters, show what the terms would mean, or do what opens the project."""
-    given, outlook, problems, status = dict(fields), None, list[str](), 200
-    ledger = services.ledger
+    given, outlook, problems, status = dict(sent.fields), None, list[str](), 200
+    ledger, action = services.ledger, sent.fields.get("action")
     try:
-        if given.get("action") == "choose":
-            return TermsForm(given)
-        if given.get("action") == "suggest":
+        if action == "open":
+            record = open_project(ledger, _parse_request(given), sent.session.actor)
+            return see_other(request, f"/projects/{record.name}", sent.session)
+        if action == "suggest":
             given |= _suggest_terms(services, given)
             outlook = _price_terms(ledger, _parse_request(given), DEFAULT_CONSENSUS)
-        elif given.get("action") == "propose":
+        elif action == "propose":
             given |= _choose_parameters(
                 services, ledger.ensembles.get(given.get("ensemble", "")), given
             )
-        else:
-            wanted = _parse_request(given)
-            if given.get("action") == "open":
-                return opened(wanted)
-            outlook = _price_terms(ledger, wanted, _parse_consensus(given))
+        elif action != "choose":
+            outlook = _price_terms(ledger, _parse_request(given), _parse_consensus(given))
     except ValidationError as error:
         problems, status = explain_errors(error), 422
     except ParameterError as error:
@@ -173,39 +148,41 @@ def try_terms(
         if error.problem not in STATUSES:
             raise
         problems, status = [error.detail], STATUSES[error.problem]
-    return TermsForm(given, outlook, problems, status)
+    return _page(request, services, sent.session, given, outlook, problems, status)
 
 
-def terms_form(ledger: Ledger, done: TermsForm) -> dict[str, Any]:
-    """Return what the templates of the form and of its outlook show."""
-    ensemble, mechanism = done.given.get("ensemble", ""), done.given.get("mechanism", "")
+def _page(
+    request: Request,
+    services: Services,
+    reader: Session,
+    entered: Fields,
+    outlook: TermsOutlook | None = None,
+    problems: Sequence[str] = (),
+    status: int = 200,
+) -> Response:
+    """Show the form: what was entered or suggested, what it means, and what is wrong."""
+    ensembles, mechanism = services.ledger.ensembles.list(), entered.get("mechanism", "")
     spec = MECHANISM_SPECS.get(mechanism)
-    chosen = next((each for each in ledger.ensembles.list() if each.name == ensemble), None)
-    return {
-        "given": {"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **done.given},
-        "chosen": chosen,
-        "suggested_epsilon": "" if chosen is None else _initial_epsilon(chosen),
-        "likely_delta": None if chosen is None else default_delta(chosen.most_units),
-        "mechanisms": {
-            name: (each.__doc__ or "").partition("\n")[0]
-            for name, each in MECHANISM_SPECS.items()
-            if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
-        },
-        "mechanism": mechanism if spec else "",
-        "parameters": list(_list_parameters(spec.model_fields)) if spec else [],
-        "outlook": done.outlook,
-        "problems": done.problems,
-    }
-
-
-def _form(request: Request, services: Services, reader: Session, done: TermsForm) -> Response:
+    chosen = next((each for each in ensembles if each.name == entered.get("ensemble")), None)
     return page(
         request,
         "open.html",
         reader,
-        status=done.status,
-        ensembles=[each.name for each in services.ledger.ensembles.list()],
-        **terms_form(services.ledger, done),
+        status=status,
+        ensembles=[each.name for each in ensembles],
+        given={"epsilon": "", "delta": "", "name": "", "title": "", "purpose": "", **entered},
+        chosen=chosen,
+        suggested_epsilon="" if chosen is None else _initial_epsilon(chosen),
+        likely_delta=None if chosen is None else default_delta(chosen.most_units),
+        mechanisms={
+            name: (each.__doc__ or "").partition("\n")[0]
+            for name, each in MECHANISM_SPECS.items()
+            if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
+        },
+        mechanism=mechanism if spec else "",
+        parameters=list(_list_parameters(spec.model_fields)) if spec else [],
+        outlook=outlook,
+        problems=problems,
     )
 
 

@@ -1,63 +1,21 @@
-"""Ensembles, the administrative log, and verifying the ledger: what an auditor looks at."""
+"""The page of an auditor: where every chain ends, and verifying all of it."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from terrine_server import views
 from terrine_server.admin.access import Checked, Reader
-from terrine_server.admin.projects import list_caps
 from terrine_server.admin.rendering import page
 from terrine_server.api.services import PAGES_PATH, VERIFYING, NameCursor, ServicesDep
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy
-from terrine_server.owner.operations import find_largest_return
 
 router = APIRouter(prefix=PAGES_PATH)
 
-ROWS_ON_A_PAGE = 40
-"""Rows on a page."""
-
-
-@router.get("/ensembles")
-def ensembles(request: Request, services: ServicesDep, reader: Reader) -> Response:
-    """Show each population with its cap, and its ensembles, and whether their files verify."""
-    found = [
-        (
-            cap,
-            find_largest_return(services.ledger, cap.population),
-            [
-                (each, views.ensemble_account(each, services.available(each)))
-                for each in cap.ensembles
-            ],
-        )
-        for cap in list_caps(services.ledger)
-    ]
-    return page(request, "ensembles.html", reader, populations=found)
-
-
-@router.get("/log")
-def administrative_log(
-    request: Request,
-    services: ServicesDep,
-    reader: Reader,
-    before: Annotated[int | None, Query(ge=1, le=10**18)] = None,
-) -> Response:
-    """Show who did what, newest first."""
-    found = services.ledger.log.list(limit=ROWS_ON_A_PAGE + 1, newest=True, before_seq=before)[::-1]
-    return page(
-        request,
-        "log.html",
-        reader,
-        entries=found[:ROWS_ON_A_PAGE],
-        actors=views.actors(services.ledger, (entry.actor for entry in found)),
-        next=found[ROWS_ON_A_PAGE - 1].seq if len(found) > ROWS_ON_A_PAGE else None,
-        before=before,
-    )
+PROJECTS_ON_A_PAGE = 40
+"""Projects on a page."""
 
 
 @router.get("/audit")
@@ -65,13 +23,13 @@ def audit(
     request: Request, services: ServicesDep, reader: Reader, cursor: NameCursor = None
 ) -> Response:
     """Show the current end of every hash chain, and offer to verify it."""
-    found = services.ledger.projects.list(cursor or None, ROWS_ON_A_PAGE + 1)
+    found = services.ledger.projects.list(cursor or None, PROJECTS_ON_A_PAGE + 1)
     return page(
         request,
         "audit.html",
         reader,
-        projects=found[:ROWS_ON_A_PAGE],
-        next=found[ROWS_ON_A_PAGE - 1].name if len(found) > ROWS_ON_A_PAGE else None,
+        projects=found[:PROJECTS_ON_A_PAGE],
+        next=found[PROJECTS_ON_A_PAGE - 1].name if len(found) > PROJECTS_ON_A_PAGE else None,
         first=not cursor,
         last=next(iter(services.ledger.log.list(limit=1, newest=True)), None),
         log=log_state(services.ledger.tree.checkpoint(), services.readiness.policy),
