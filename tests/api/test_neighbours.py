@@ -25,7 +25,7 @@ from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.teachers.neighbours import NeighbourEnsemble
 from terrine_protocol import LabelResponse, Outcome
-from terrine_server.cli.distilling import summarize
+from terrine_server.cli.student import summarize
 from terrine_server.labeling import voters
 from terrine_server.ledger import accounts as accounts_of
 from terrine_server.ledger import connect

@@ -15,7 +15,7 @@ from support.wording import holds, says
 from terrine_client._report import Report, Round, draw, draw_figure, format_metrics
 from terrine_models.students.answers import Estimate, EstimatedMetrics
 from terrine_models.students.selection import Choice, JudgedMethod
-from terrine_server.cli.distilling import summarize
+from terrine_server.cli.student import summarize
 
 
 def example(accuracies: list[float | None], **changed: Any) -> Report:

@@ -15,8 +15,8 @@ from terrine_addons.federation.voters import reach
 from terrine_models.teachers.kinds import load_manifest
 from terrine_protocol.files import read, write_atomically
 from terrine_server.cli.console import console, fail, say, tabulate
+from terrine_server.cli.ensemble import ensemble_directory
 from terrine_server.cli.options import EnsembleName, NewEnsemble
-from terrine_server.cli.plan import ensemble_directory
 from terrine_server.ledger.ensembles import check_name
 from terrine_server.serving import listening
 from terrine_server.settings import Settings

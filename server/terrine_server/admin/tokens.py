@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -115,7 +116,9 @@ def _tokens_page(
     problems: tuple[str, ...] | list[str] = (),
     status: int = 200,
 ) -> Response:
-    found: list[TokenRecord] = services.ledger.tokens.list(after=cursor, limit=TOKENS_ON_A_PAGE + 1)
+    found: Sequence[TokenRecord] = services.ledger.tokens.list(
+        after=cursor, limit=TOKENS_ON_A_PAGE + 1
+    )
     sessions = services.sessions.open_sessions()
     return page(
         request,

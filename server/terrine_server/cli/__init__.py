@@ -24,26 +24,26 @@ COMMANDS: Commands = {
         "Go from private records to a project that students can ask, with one command.",
     ),
     "init": (
-        f"{HERE}.serve:init",
+        f"{HERE}.init:init",
         "Create the data directory, the keys and the tables; migrate older tables.",
     ),
     "serve": (f"{HERE}.serve:serve", "Serve the HTTP API until interrupted."),
     "doctor": (
-        f"{HERE}.serve:doctor",
+        f"{HERE}.doctor:doctor",
         "Check settings, files, database, ensembles, clock and ledger, and say how to fix "
         "problems.",
     ),
     "backup": (
-        f"{HERE}.serve:backup",
+        f"{HERE}.backup:backup",
         "Back up the ledger, the ensembles and the data directory's other files, while they serve.",
     ),
     "restore": (
-        f"{HERE}.serve:restore",
+        f"{HERE}.backup:restore",
         "Put a backup in the place of what is there. Stop all servers first; the key must be "
         "there.",
     ),
     "upgrade": (
-        f"{HERE}.serve:upgrade",
+        f"{HERE}.upgrade:upgrade",
         "Say whether this version will serve what is here; if so, migrate the ledger.",
     ),
     "plan": (
@@ -51,7 +51,7 @@ COMMANDS: Commands = {
         "Plan a project: how many answers are right, for which ε?",
     ),
     "parameters": (
-        f"{HERE}.options:parameters",
+        f"{HERE}.parameters:parameters",
         "List mechanisms and kinds with their parameters; those in brackets may be left out.",
     ),
     "ensemble": ("", "Make, show, verify and register ensembles."),
@@ -60,20 +60,20 @@ COMMANDS: Commands = {
         "Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.",
     ),
     "ensemble add": (
-        f"{HERE}.people:add",
+        f"{HERE}.ensemble:add",
         "Let people join, while the service runs: they vote from the next query on.",
     ),
     "ensemble show": (
-        f"{HERE}.project:show_ensemble",
+        f"{HERE}.ensemble:show",
         "Show an ensemble's manifest; or list registered ensembles, with caps and what is "
         "reserved.",
     ),
     "ensemble register": (
-        f"{HERE}.project:register",
+        f"{HERE}.ensemble:register",
         "Allow projects on an ensemble, under the cap of the people whom its records are about.",
     ),
     "ensemble forget": (
-        f"{HERE}.people:forget",
+        f"{HERE}.ensemble:forget",
         "Forget people in every ensemble of their population, for good, while the service runs.",
     ),
     "ensemble schema": (
@@ -81,7 +81,7 @@ COMMANDS: Commands = {
         "Propose a schema for a public table, explain it, and write it to a file you can edit.",
     ),
     "project": (f"{HERE}.project:app", "Open, show, pause and close projects."),
-    "token": (f"{HERE}.project:tokens_app", "Create, list and revoke tokens."),
+    "token": (f"{HERE}.token:app", "Create, list and revoke tokens."),
     "ledger": (f"{HERE}.ledger:app", "Show, verify and export the ledger."),
     "student": (
         f"{HERE}.student:app",
@@ -89,7 +89,7 @@ COMMANDS: Commands = {
         "The options of the connection come before the command.",
     ),
     "student train": (
-        f"{HERE}.distilling:train",
+        f"{HERE}.student:train",
         "Buy labels in rounds and train a student, until the budget is spent or all inputs are "
         "sent.",
     ),
@@ -98,7 +98,7 @@ COMMANDS: Commands = {
         "Request labels for inputs and save them, in the order of the inputs.",
     ),
     "student predict": (
-        f"{HERE}.distilling:predict",
+        f"{HERE}.student:predict",
         "Predict the classes of inputs with a trained student. Needs no server and costs nothing.",
     ),
     "student verify": (

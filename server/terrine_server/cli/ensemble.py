@@ -1,14 +1,15 @@
-"""`terrine ensemble train`, `show` and `schema`: ensembles that are made of private records."""
+"""`terrine ensemble …`: made of private records, shown, registered; people who leave and join."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,25 +17,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_models.addons import load_added_as
-from terrine_models.data.arrays import Dataset
+from terrine_models.data.arrays import DataError, Dataset, load_groups
 from terrine_models.features.maps import PublicData
-from terrine_models.formats import load_private
+from terrine_models.formats import PICTURES, TABLE, format_of, load_private
 from terrine_models.storage.manifests import manifest_digest
+from terrine_models.tables.loading import load_people
 from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
-from terrine_models.teachers.ensemble import load
-from terrine_models.teachers.kinds import Reached, ensemble_format, load_manifest
-from terrine_models.teachers.manifests import Manifest, TeacherSettings
-from terrine_models.teachers.neighbours import (
-    NeighbourEnsemble,
-    NeighbourSettings,
-    forecast_from_public,
-)
-from terrine_models.teachers.neighbours import build as place_records
-from terrine_models.teachers.shards import ShardSummary
-from terrine_models.teachers.training import Trainer, train_ensemble, train_locally
+from terrine_protocol import EnsembleRegister
 from terrine_protocol.base import quantity
 from terrine_protocol.files import write_atomically
 from terrine_protocol.names import show_name
+from terrine_server import views
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
     as_json,
@@ -42,22 +35,33 @@ from terrine_server.cli.console import (
     console,
     errors,
     fail,
+    output,
     print_json,
     say,
     tabulate,
     warn,
+    with_json,
     writing,
 )
-from terrine_server.cli.options import SPEC, NewEnsemble, parse_kind, teacher_kinds
-from terrine_server.cli.plan import by_stand_ins
-from terrine_server.cli.reading import Classes, Images, Schema
-from terrine_server.owner.editions import records_key
+from terrine_server.cli.ledger import open_current_ledger
+from terrine_server.cli.options import SPEC, NewEnsemble, Yes, parse_kind, takes, teacher_kinds
+from terrine_server.cli.reading import Classes, Images, Schema, note
+from terrine_server.labeling.voters import AnyVoters
+from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.owner import editions, operations
+from terrine_server.owner.editions import EditionChange, records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
-from terrine_server.quickstart.records import describe_private_rows, load_pool
 from terrine_server.settings import Settings
 from terrine_tables.encoders import declare_embedding
+from terrine_tables.encoding import encode_table
+from terrine_tables.formats import is_table
+
+if TYPE_CHECKING:  # PyTorch comes with these: a command that needs them imports them itself
+    from terrine_models.teachers.manifests import Manifest, TeacherSettings
+    from terrine_models.teachers.neighbours import NeighbourForecast, NeighbourSettings
+    from terrine_models.teachers.training import Trainer
 
 MAX_SHOWN_COLUMNS = 200
 """Of a proposed schema, on a terminal; the file has all."""
@@ -66,31 +70,6 @@ PARTITION_SEED = 0
 MAX_LISTED_CLASSES = 5
 MAX_LACKING_SHARE = 0.2
 """Of the teachers, that may lack a class."""
-
-
-def show_shards(data: Dataset, teachers: int) -> None:
-    """Print what each teacher will see, and warn of classes that many lack."""
-    found = ShardSummary.of(data, teachers, PARTITION_SEED)
-    people = "" if found.people is None else f" of {found.people:,} people"
-    smallest, middle, largest = found.rows
-    fewest, usual, most = found.classes
-    classes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    say(
-        f"Private, for your eyes only: {found.records:,} records{people} for "
-        f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the median "
-        f"{middle:,}, the largest {largest:,}. A teacher sees {classes} "
-        f"of {len(data.classes)} classes, {usual} in the middle."
-    )
-    rare = {name: n for name, n in found.lacking.items() if n > MAX_LACKING_SHARE * teachers}
-    if rare:
-        named = [f"{name} ({n:,} teachers)" for name, n in list(rare.items())[:MAX_LISTED_CLASSES]]
-        more = (
-            f" and {len(rare) - MAX_LISTED_CLASSES} more" if len(rare) > MAX_LISTED_CLASSES else ""
-        )
-        warn(
-            f"Many teachers have no record of a class, and such a teacher never votes for it: "
-            f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
-        )
 
 
 class TrainingPlace(StrEnum):
@@ -103,6 +82,8 @@ class TrainingPlace(StrEnum):
 @contextmanager
 def connect_trainer(where: TrainingPlace) -> Iterator[Trainer]:
     """Yield what trains teachers there; disconnect from a cluster at the end."""
+    from terrine_models.teachers.training import train_locally
+
     if where is TrainingPlace.HERE:
         yield train_locally
         return
@@ -181,6 +162,9 @@ def train(
       terrine ensemble train patients.csv --name wards --kind neighbours:near=100
           --public census-sample.csv --schema schema.json
     """
+    from terrine_models.teachers.neighbours import NeighbourSettings
+    from terrine_server.quickstart.records import describe_private_rows, load_pool
+
     own = Settings()
     out = own.ensembles_dir / name
     config = parse_kind("--kind", kind, teacher_kinds())
@@ -230,6 +214,8 @@ def _train(
     name: str,
     key: bytes | None,
 ) -> Manifest:
+    from terrine_models.teachers.training import train_ensemble
+
     show_shards(private, teachers)
     with connect_trainer(on) as trainer, teachers_bar(console, teachers) as on_trained:
         return train_ensemble(
@@ -255,12 +241,16 @@ def _place(
     name: str,
     key: bytes | None,
 ) -> Manifest:
+    from terrine_models.teachers.neighbours import build
+
     with console.status("Placing the records"):
-        return place_records(private, out, name=name, public=public, settings=config, key=key)
+        return build(private, out, name=name, public=public, settings=config, key=key)
 
 
 def _show_forecast(directory: Path) -> None:
     """Print how many people will be near a query, by public rows."""
+    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
+
     found = forecast_from_public(NeighbourEnsemble.load(directory))
     forecast = (
         f"{found.near:,.0f} people near a query, {found.fewest:,.0f} to {found.most:,.0f} near "
@@ -270,11 +260,171 @@ def _show_forecast(directory: Path) -> None:
     say(by_stand_ins(found, forecast))
 
 
+def show_shards(data: Dataset, teachers: int) -> None:
+    """Print what each teacher will see, and warn of classes that many lack."""
+    from terrine_models.teachers.shards import ShardSummary
+
+    found = ShardSummary.of(data, teachers, PARTITION_SEED)
+    people = "" if found.people is None else f" of {found.people:,} people"
+    smallest, middle, largest = found.rows
+    fewest, usual, most = found.classes
+    classes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    say(
+        f"Private, for your eyes only: {found.records:,} records{people} for "
+        f"{teachers:,} teachers. The smallest shard has {smallest:,} records, the median "
+        f"{middle:,}, the largest {largest:,}. A teacher sees {classes} "
+        f"of {len(data.classes)} classes, {usual} in the middle."
+    )
+    rare = {name: n for name, n in found.lacking.items() if n > MAX_LACKING_SHARE * teachers}
+    if rare:
+        named = [f"{name} ({n:,} teachers)" for name, n in list(rare.items())[:MAX_LISTED_CLASSES]]
+        more = (
+            f" and {len(rare) - MAX_LISTED_CLASSES} more" if len(rare) > MAX_LISTED_CLASSES else ""
+        )
+        warn(
+            f"Many teachers have no record of a class, and such a teacher never votes for it: "
+            f"{', '.join(named)}{more}. Train fewer teachers, or merge rare classes."
+        )
+
+
+@takes(EnsembleRegister, arguments=("name",), without=("rule", "order"))
+def register(
+    wanted: EnsembleRegister,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rdp[:ORDER]|gdp",
+            help="How a new cap adds up what projects cost. rdp, the default: at one Rényi order, "
+            "by default what suits ε and δ, where joint prices and published bounds hold; "
+            "`terrine plan` proposes an order for data-dependent accounting. gdp: in Gaussian DP, "
+            "where about a tenth more of plain gnmax fits, but neither of these.",
+        ),
+    ] = None,
+) -> None:
+    """Allow projects on an ensemble, under the cap of the people whom its records are about.
+
+    All ensembles of a population share one cap. The first fixes it, for good; by default
+    everything in a data directory is of one population.
+
+    [bold]Examples[/bold]
+
+      terrine ensemble register digits --epsilon 4 --delta 1e-5
+
+      terrine ensemble register digits-again
+
+      terrine ensemble register staff --population staff --disjoint --epsilon 2 --delta 1e-5
+    """
+    if rule is not None:
+        found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
+        if found is None:
+            fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
+        wanted = EnsembleRegister.model_validate(
+            {**wanted.model_dump(), "rule": found[1], "order": found[2]}
+        )
+    ledger = open_current_ledger()
+    record = operations.register_ensemble(ledger, Settings(), wanted)
+    population = record.population
+    others = [
+        each.name
+        for each in ledger.ensembles.list()
+        if each.population.id == population.id and each.name != record.name
+    ]
+    shared = f" It shares this cap with {', '.join(others)}." if others else ""
+    say(
+        f"Registered {record.name}, of the population {population.name}: all projects on its "
+        f"ensembles together stay within ε = {population.epsilon:g}, δ = {population.delta:g}, "
+        f"added up in {population.rule}.{shared} "
+        f"Next: terrine project open --ensemble {record.name} …"
+    )
+
+
+@with_json
+def show(
+    ensemble: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENSEMBLE]",
+            help="Name of an ensemble, or its directory. Default: all that are registered.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="First check every file against the digests in the manifest. Owners who keep "
+            "their teachers are asked about one blank input. Exits with code 1 if files differ or "
+            "owners are fewer than the quorum.",
+        ),
+    ] = False,
+) -> None:
+    """Show an ensemble's manifest; or list registered ensembles, with caps and what is reserved.
+
+    A cap is of a population: it is listed with each ensemble that shares it.
+
+    [bold]Examples[/bold]: terrine ensemble show, terrine ensemble show digits --verify
+    """
+    if ensemble is None:
+        if verify:
+            fail("--verify is of one ensemble: name it.")
+        _list_ensembles()
+        return
+    show_directory(ensemble_directory(ensemble), verify=verify)
+
+
+def _list_ensembles() -> None:
+    records = open_current_ledger().ensembles.list()
+    if as_json():
+        voters = AnyVoters(Settings())
+        print_json([views.ensemble_account(record, voters.available(record)) for record in records])
+        return
+    listed = [
+        {
+            "ensemble": record.name,
+            "protects": record.protects,
+            "teachers": record.facts.teachers,
+            "classes": len(record.facts.classes),
+            "population": record.population.name,
+            "cap": f"ε = {record.population.epsilon:g}, δ = {record.population.delta:g}",
+            "reserved": f"{record.population.reserved / record.population.cap:.1%}",
+        }
+        for record in records
+    ]
+    output(None, listed)
+
+
+def ensemble_directory(ensemble: str) -> Path:
+    """The directory of an ensemble that is named, or given by path: of its newest edition."""
+    from terrine_models.teachers.kinds import ensemble_format
+
+    path = Path(ensemble)
+    if not (path / ensemble_format(path).document).exists() and len(path.parts) == 1:
+        named = Settings().ensembles_dir / ensemble
+        path = named if named.exists() else path
+    made = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
+    return max(made, key=lambda each: int(each.name[8:]), default=path)
+
+
+def by_stand_ins(found: NeighbourForecast, forecast: str) -> str:
+    """Say who stands in for the units of an ensemble in a forecast, and what that assumes."""
+    if found.people:
+        return f"By people of the public rows, with all of these: {forecast}"
+    if found.group_column is None:
+        return f"By public rows, of one record each: {forecast}"
+    return (
+        f"By public rows, each as a person with one record: {forecast} The pool does not say "
+        f"whose its rows are ({found.group_column}), so this assumes that nobody has several "
+        "records near a query. Whoever does has spent theirs sooner."
+    )
+
+
 def show_directory(directory: Path, *, verify: bool) -> None:
     """Print what a directory of an ensemble holds, once it is verified if that is wanted.
 
     Raises StoreError for what cannot be read or is not as it should be.
     """
+    from terrine_models.teachers.ensemble import load
+    from terrine_models.teachers.kinds import Reached, ensemble_format, load_manifest
+
     held = ensemble_format(directory)
     said, reached = "", Reached()
     if verify and held.has_manifest:
@@ -332,50 +482,185 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
     console.print(tabulate(fields), soft_wrap=True)
 
 
-def show_schema(
-    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
+def forget(
+    who: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Who leaves: a table with the column that names people, alone or beside others, "
+            "or an .npz with `group`.",
+        ),
+    ],
+    population: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose people. Default: the only population.")
+    ] = None,
+    records: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENSEMBLE=FILE",
+            help="The records that an ensemble of trained teachers was trained on, or what is left "
+            "of them without who leaves. May be repeated.",
+        ),
+    ] = None,
+    public: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENSEMBLE=FILE",
+            help="The public table of its `train`, where teachers match their prior on its rows. "
+            "May be repeated.",
+        ),
+    ] = None,
+    yes: Yes = False,
 ) -> None:
-    """Print each column's role and why, what a schema makes public, and whom it protects.
+    """Forget people in every ensemble of their population, for good, while the service runs.
 
-    `out`: where it was written, or what is said of that.
+    Their records are gone when this is done, teachers that learned from them are trained anew
+    without them, and what is charged afterwards is answered without them, under the same caps,
+    projects and tokens. Keyed digests of their names stay, which keep them from coming back. If
+    this is interrupted, run it again. Backups, FILE and the files that ensembles were made of are
+    yours to clean.
+
+    [bold]Examples[/bold]
+
+      terrine ensemble forget --who withdrawn.csv
+
+      terrine ensemble forget --who withdrawn.csv --records wards=patients.csv
+          --public wards=census-sample.csv
     """
-    _show_guesses(proposal.guesses, terminal)
-    columns = proposal.schema.columns
-    ranges = sum(column.role in ("numeric", "date") for column in columns)
-    lists = sum(
-        column.values is not None
-        for column in columns
-        if column.role != "label" or not proposal.declared
-    )
-    say(
-        f"{out}: {quantity(len(columns), 'column')}. Review it: everything in it will be public.",
-        to=terminal,
-    )
-    say(
-        f"Taken from {public}: the column names, the lowest and highest value of "
-        f"{quantity(ranges, 'column')}, all values of {quantity(lists, 'column')}, the number of "
-        f"rows and the SHA-256. If {public.name} is not public, replace all of this with what you "
-        "know without it, or make the schema from an invented table.",
-        to=terminal,
-    )
-    if not any(column.role == "group" for column in columns):
-        say(
-            "No column identifies people, so the guarantee will protect single rows. If a person "
-            "can have several rows, name the column that identifies people with --group.",
-            to=terminal,
+    from terrine_models.teachers.people import name_digests
+
+    settings, ledger = Settings(), open_current_ledger()
+    key = editions.records_key(settings)
+    members = editions.members(ledger, population)
+    files = _parse_files("--records", records or ())
+    pools = _parse_files("--public", public or ())
+    for name in pools:
+        if name not in files:
+            fail(f"--public {name}=… is for training {name} anew: give --records {name}=… as well.")
+    retraining = {}
+    for name, path in files.items():
+        manifest = _newest_manifest(ledger, settings, name)
+        pool = None
+        if name in pools:
+            if manifest.encoding is None:
+                fail("--public is for tables: only their teachers match a prior on public rows.")
+            rows = encode_table(
+                pools[name],
+                manifest.encoding,
+                note,
+                accept_clipped=True,
+                accept_empty=False,
+                go_on=None,
+            )
+            pool = PublicData.declare(pools[name].name, rows)
+        retraining[name] = editions.Retraining(_load_records(manifest, path), pool)
+    named = _names_of_people(members, who)
+    if not yes:
+        whose = members[0].population.name
+        typer.confirm(
+            f"Forget {quantity(len(named), 'person', 'people')} of {whose} for good?", abort=True
         )
+    with console.status("Forgetting"):
+        done = editions.forget(ledger, settings, population, name_digests(named, key), retraining)
+    nameless = [each.name for each in members if each.name not in done]
+    _show_forgotten(done, nameless, settings)
 
 
-def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:
-    """Print a row for each guess, of very many for those with a question first."""
-    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MAX_SHOWN_COLUMNS]
-    table = Table("column", "role", "why", "check")
-    for guess in shown if len(guesses) > MAX_SHOWN_COLUMNS else guesses:
-        texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
-        table.add_row(*map(escape, texts))
-    terminal.print(table)
-    if more := len(guesses) - len(shown):
-        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")
+def add(
+    ensemble: Annotated[
+        str, typer.Argument(metavar="ENSEMBLE", help="A registered ensemble of neighbours.")
+    ],
+    more: Annotated[
+        Path,
+        typer.Argument(metavar="MORE", help="Private records, in the format of those it has."),
+    ],
+) -> None:
+    """Let people join, while the service runs: they vote from the next query on.
+
+    Only where the ensemble knows whose its records are (the role group). Each new person has an
+    empty account in every project. More records of a person who is there are added to that
+    person's, those that are there already are not; who was forgotten is left out.
+
+    [bold]Example[/bold]: terrine ensemble add wards admitted-in-may.csv
+    """
+    from terrine_models.teachers.neighbours import NeighbourTeachers
+
+    settings, ledger = Settings(), open_current_ledger()
+    manifest = _newest_manifest(ledger, settings, ensemble)
+    if not isinstance(manifest.teacher, NeighbourTeachers):
+        fail(
+            f"{ensemble} has trained teachers, of the kind {manifest.kind}, and nobody joins "
+            "these. Train another ensemble of the population."
+        )
+    made = editions.add(ledger, settings, ensemble, _load_records(manifest, more))
+    left_out = f" Left out, as they were forgotten before: {made.left_out:,}."
+    say(
+        f"Edition {made.edition} of {ensemble} serves. New people: {made.people:,}."
+        f"{left_out if made.left_out else ''}"
+    )
+
+
+def _newest_manifest(ledger: Ledger, settings: Settings, ensemble: str) -> Manifest:
+    from terrine_models.teachers.kinds import load_manifest
+
+    record, _ = editions.with_newest_edition(ledger, ensemble)
+    return load_manifest(settings.data_dir / record.current.path)
+
+
+def _load_records(manifest: Manifest, path: Path) -> Dataset:
+    """Return private records in the format of an ensemble's, and in no other."""
+    form = format_of(path, manifest)
+    if manifest.encoding is not None:
+        form = TABLE
+    elif manifest.image is not None:
+        form = PICTURES
+    return form.labelled(path, manifest, note, False)
+
+
+def _parse_files(option: str, given: Iterable[str]) -> dict[str, Path]:
+    """Return the files that are given as ENSEMBLE=FILE."""
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            fail(f"{option} is ENSEMBLE=FILE, such as {option} wards=patients.csv; not {text}.")
+        if not Path(path).exists():
+            fail(f"There is no {path}.")
+        found[name] = Path(path)
+    return found
+
+
+def _names_of_people(records: Iterable[EnsembleRecord], who: Path) -> list[str]:
+    """Return what the people in a file are called, by the column that one of the ensembles has."""
+    if not is_table(who):
+        return load_groups(who)
+    schemas = [each.facts.encoding for each in records if each.facts.encoding is not None]
+    for schema in schemas:
+        try:
+            return load_people(who, schema, note)
+        except DataError as error:
+            if schema is schemas[-1]:
+                raise
+            note(str(error))
+    return fail(
+        f"{who} is a table, and no ensemble is of tables: give an .npz with an array `group`."
+    )
+
+
+def _show_forgotten(
+    done: Mapping[str, EditionChange], nameless: Iterable[str], settings: Settings
+) -> None:
+    for ensemble, made in done.items():
+        if made.new:
+            say(f"Edition {made.edition} of {ensemble} serves. People who left: {made.people:,}.")
+        else:
+            say(f"They were forgotten in {ensemble} before; edition {made.edition} serves.")
+    say(f"What was made of their records is gone from {settings.ensembles_dir}.")
+    for ensemble in nameless:
+        say(
+            f"{ensemble} does not know whose its records are: nobody was looked for in it. If they "
+            "may be in it, close its projects, or have its teachers trained anew."
+        )
 
 
 def schema(
@@ -468,3 +753,49 @@ def _declare_schema(out: Path) -> None:
     features = quantity(len(declare_schema(out, reading.Terminal()).features), "column")
     say(f"{out}: {features} to learn from. Then, without any public data:")
     say(f"  {command_text('quickstart', 'PRIVATE.csv', '--schema', out)}")
+
+
+def show_schema(
+    proposal: SchemaProposal, public: Path, out: Path | str, terminal: Console = console
+) -> None:
+    """Print each column's role and why, what a schema makes public, and whom it protects.
+
+    `out`: where it was written, or what is said of that.
+    """
+    _show_guesses(proposal.guesses, terminal)
+    columns = proposal.schema.columns
+    ranges = sum(column.role in ("numeric", "date") for column in columns)
+    lists = sum(
+        column.values is not None
+        for column in columns
+        if column.role != "label" or not proposal.declared
+    )
+    say(
+        f"{out}: {quantity(len(columns), 'column')}. Review it: everything in it will be public.",
+        to=terminal,
+    )
+    say(
+        f"Taken from {public}: the column names, the lowest and highest value of "
+        f"{quantity(ranges, 'column')}, all values of {quantity(lists, 'column')}, the number of "
+        f"rows and the SHA-256. If {public.name} is not public, replace all of this with what you "
+        "know without it, or make the schema from an invented table.",
+        to=terminal,
+    )
+    if not any(column.role == "group" for column in columns):
+        say(
+            "No column identifies people, so the guarantee will protect single rows. If a person "
+            "can have several rows, name the column that identifies people with --group.",
+            to=terminal,
+        )
+
+
+def _show_guesses(guesses: Sequence[RoleGuess], terminal: Console) -> None:
+    """Print a row for each guess, of very many for those with a question first."""
+    shown = sorted(guesses, key=lambda guess: guess.doubt is None)[:MAX_SHOWN_COLUMNS]
+    table = Table("column", "role", "why", "check")
+    for guess in shown if len(guesses) > MAX_SHOWN_COLUMNS else guesses:
+        texts = (guess.column.name, guess.column.role, guess.why, guess.doubt or "")
+        table.add_row(*map(escape, texts))
+    terminal.print(table)
+    if more := len(guesses) - len(shown):
+        terminal.print(f"… and {more:,} more columns: the schema says the same of each.")

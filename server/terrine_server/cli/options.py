@@ -6,7 +6,6 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from functools import wraps
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import (
     TYPE_CHECKING,
@@ -24,11 +23,9 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from terrine_protocol import MECHANISM_SPECS
 from terrine_protocol.base import explain_error
-from terrine_server.cli.console import as_json, fail, output, say, sentence, with_json
+from terrine_server.cli.console import fail, sentence
 from terrine_server.planning.expected import Consensus
-from terrine_server.privacy.mechanisms import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from terrine_models.teachers.manifests import TeacherSettings
@@ -72,7 +69,7 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
     kind = kinds.get(name)
     if kind is None:
         fail(f"{option} is one of {', '.join(kinds)}; not {name!r}.")
-    known = _select_described_fields(kind)
+    known = select_described_fields(kind)
     for parameter in parameters:
         if parameter not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
@@ -80,21 +77,10 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
     return TypeAdapter(kind).validate_python(parameters)
 
 
-def _select_described_fields(kind: type) -> dict[str, FieldInfo]:
+def select_described_fields(kind: type) -> dict[str, FieldInfo]:
     """Return the fields that a user may state: those that have a description."""
     fields: dict[str, FieldInfo] = getattr(kind, "__pydantic_fields__")  # noqa: B009 - of any class
     return {name: each for name, each in fields.items() if each.description and name != "name"}
-
-
-def _parameters(kind: type) -> list[dict[str, object]]:
-    return [
-        {
-            "parameter": name,
-            "meaning": field.description,
-            "default": "required" if field.is_required() else field.get_default(),
-        }
-        for name, field in _select_described_fields(kind).items()
-    ]
 
 
 def _value(text: str) -> int | float | bool | str:
@@ -122,27 +108,6 @@ def mechanism_text(spec: dict[str, Any]) -> str:
     return f"{spec['name']}:{values}" if values else str(spec["name"])
 
 
-@with_json
-def parameters(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Show what the parameters of this one mean."),
-    ] = None,
-) -> None:
-    """List mechanisms and kinds with their parameters; those in brackets may be left out.
-
-    Mechanisms are what `project open --mechanism` takes, kinds what `ensemble train --kind` takes.
-
-    [bold]Examples[/bold]: terrine parameters, terrine parameters confident_gnmax
-    """
-    wanted = None if name is None else name.replace("-", "_")
-    listed = {"mechanism": MECHANISM_SPECS, "kind": teacher_kinds()}
-    if wanted is None:
-        _list_parameters(listed)
-    else:
-        _explain_parameters(wanted, listed)
-
-
 def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
     """What `ensemble train --kind` takes: nothing where no PyTorch is installed."""
     if find_spec("torch") is None:
@@ -152,43 +117,6 @@ def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
     from terrine_models.teachers.neighbours import NeighbourSettings
 
     return {**trainable(), NeighbourSettings.kind: NeighbourSettings}
-
-
-def _list_parameters(listed: Mapping[str, Mapping[str, type]]) -> None:
-    rows = [
-        {
-            "for": f"--{option}",
-            "name": each,
-            "parameters": ", ".join(
-                parameter if field.is_required() else f"[{parameter}]"
-                for parameter, field in _select_described_fields(kind).items()
-            ),
-            "what it is": kind.__doc__,
-        }
-        for option, kinds in listed.items()
-        for each, kind in kinds.items()
-    ]
-    found = {
-        option: {each: _parameters(kind) for each, kind in kinds.items()}
-        for option, kinds in listed.items()
-    }
-    output(found, rows)
-    if as_json():
-        return
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        package = point.dist.name if point.dist else "?"
-        say(f"{point.name} of the package {package}: {point.value}")
-
-
-def _explain_parameters(name: str, listed: Mapping[str, Mapping[str, type]]) -> None:
-    found = {option: _parameters(kinds[name]) for option, kinds in listed.items() if name in kinds}
-    if not found:
-        known = sorted({each for kinds in listed.values() for each in kinds})
-        fail(f"There is no mechanism and no kind {name!r}, but {', '.join(known)}.")
-    rows = [{"for": f"--{option}", **row} for option, table in found.items() for row in table]
-    output(found, rows)
-    if "mechanism" in found and not as_json():
-        say(f"Price, proof and tests: docs/privacy/{name}.md.")
 
 
 def _parse_consensus(text: str) -> list[dict[str, float]]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from terrine_models.data.arrays import read_arrays
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
+from terrine_server.cli.ensemble import by_stand_ins, ensemble_directory
 from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
 from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.first_project import (
@@ -26,7 +27,6 @@ from terrine_server.planning.first_project import (
 from terrine_server.planning.opening import Quote
 from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
-from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.teachers.neighbours import NeighbourForecast
@@ -134,19 +134,6 @@ def retirement_forecast(found: NeighbourPlan, by: NeighbourForecast) -> str:
         f"some {found.votes:,.0f} vote on a query, on average over all, so the noise of one answer "
         f"is {found.noise:.0%} of its votes; the allowance is {found.allowance:,}, and "
         f"{found.retired:.0%} of the units will have spent theirs after {found.queries:,} queries.",
-    )
-
-
-def by_stand_ins(found: NeighbourForecast, forecast: str) -> str:
-    """Say who stands in for the units of an ensemble in a forecast, and what that assumes."""
-    if found.people:
-        return f"By people of the public rows, with all of these: {forecast}"
-    if found.group_column is None:
-        return f"By public rows, of one record each: {forecast}"
-    return (
-        f"By public rows, each as a person with one record: {forecast} The pool does not say "
-        f"whose its rows are ({found.group_column}), so this assumes that nobody has several "
-        "records near a query. Whoever does has spent theirs sooner."
     )
 
 
@@ -292,19 +279,6 @@ def load_votes(path: Path, sizes: Sequence[int]) -> Votes:
     if len(sizes) != 1:
         fail("Votes in a file were cast by one ensemble; give its size with --teachers.")
     return Votes.observed(counts, arrays.get("labels"), teachers=sizes[0])
-
-
-def ensemble_directory(ensemble: str) -> Path:
-    """The directory of an ensemble that is named, or given by path: of its newest edition."""
-    # PyTorch comes with it, and other plans need none.
-    from terrine_models.teachers.kinds import ensemble_format
-
-    path = Path(ensemble)
-    if not (path / ensemble_format(path).document).exists() and len(path.parts) == 1:
-        named = Settings().ensembles_dir / ensemble
-        path = named if named.exists() else path
-    editions = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
-    return max(editions, key=lambda each: int(each.name[8:]), default=path)
 
 
 MOVED_TO_QUICKSTART = (

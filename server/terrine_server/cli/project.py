@@ -1,21 +1,16 @@
-"""`terrine project …` and `token …`, and the caps of registered ensembles."""
+"""`terrine project open`, `show`, `pause`, `resume` and `close`."""
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from terrine_protocol import (
-    EnsembleRegister,
     ProjectInfo,
     ProjectOpen,
     ProjectStatus,
-    TokenCreate,
-    TokenInfo,
 )
 from terrine_server import views
 from terrine_server.cli.console import (
@@ -24,7 +19,6 @@ from terrine_server.cli.console import (
     errors,
     fail,
     output,
-    print_json,
     say,
     warn,
     with_json,
@@ -34,7 +28,6 @@ from terrine_server.cli.options import Yes, takes
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
-from terrine_server.owner.sign_in import Tokens, load_token_key
 from terrine_server.planning.first_project import forecast_neighbours
 from terrine_server.planning.opening import small_budget_warning
 from terrine_server.privacy.allowance import Allowance
@@ -297,166 +290,3 @@ def _describe_accounting(record: ProjectRecord) -> str:
     return (
         f"data-dependent: bounds published after {counts} queries, {len(record.published)} so far"
     )
-
-
-tokens_app = typer.Typer()
-
-
-@tokens_app.command()
-@with_json
-@takes(TokenCreate)
-def create(request: TokenCreate) -> None:
-    """Create a token. It is printed once, alone on stdout, and cannot be shown again."""
-    ledger = open_current_ledger()
-    made = Tokens(ledger, load_token_key(Settings())).create(request)
-    try:
-        if as_json():
-            print_json(made)
-        else:
-            typer.echo(made.token)
-        sys.stdout.flush()
-    except OSError:  # a full disk, or whoever read it has gone: nobody has it
-        ledger.tokens.revoke(made.id)
-        raise
-    say(
-        f"Role {made.role}, id {made.id}, expires {made.expires_at:%Y-%m-%d}. "
-        "Keep it safe: it will not be shown again.",
-        to=errors,
-    )
-
-
-@tokens_app.command("list")
-@with_json
-def list_tokens() -> None:
-    """List all tokens, without their secrets."""
-    tokens = open_current_ledger().tokens.list()
-    output(
-        [TokenInfo.model_validate(token) for token in tokens],
-        [
-            {
-                "id": token.id,
-                "role": token.role,
-                "project": token.project,
-                "label": token.label,
-                "expires": f"{token.expires_at:%Y-%m-%d}",
-                "revoked": token.revoked_at and f"{token.revoked_at:%Y-%m-%d}",
-            }
-            for token in tokens
-        ],
-    )
-
-
-@tokens_app.command()
-def revoke(token_id: Annotated[str, typer.Argument(help="Id of the token.")]) -> None:
-    """Revoke a token immediately and for good."""
-    open_current_ledger().tokens.revoke(token_id)
-    say(f"{token_id} is revoked.")
-
-
-@takes(EnsembleRegister, arguments=("name",), without=("rule", "order"))
-def register(
-    wanted: EnsembleRegister,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="rdp[:ORDER]|gdp",
-            help="How a new cap adds up what projects cost. rdp, the default: at one Rényi order, "
-            "by default what suits ε and δ, where joint prices and published bounds hold; "
-            "`terrine plan` proposes an order for data-dependent accounting. gdp: in Gaussian DP, "
-            "where about a tenth more of plain gnmax fits, but neither of these.",
-        ),
-    ] = None,
-) -> None:
-    """Allow projects on an ensemble, under the cap of the people whom its records are about.
-
-    All ensembles of a population share one cap. The first fixes it, for good; by default
-    everything in a data directory is of one population.
-
-    [bold]Examples[/bold]
-
-      terrine ensemble register digits --epsilon 4 --delta 1e-5
-
-      terrine ensemble register digits-again
-
-      terrine ensemble register staff --population staff --disjoint --epsilon 2 --delta 1e-5
-    """
-    if rule is not None:
-        found = re.fullmatch(r"(rdp|gdp)(?::([\d.]+))?", rule)
-        if found is None:
-            fail(f"--rule is rdp, rdp:ORDER (such as rdp:12) or gdp; not {rule}.")
-        wanted = EnsembleRegister.model_validate(
-            {**wanted.model_dump(), "rule": found[1], "order": found[2]}
-        )
-    ledger = open_current_ledger()
-    record = operations.register_ensemble(ledger, Settings(), wanted)
-    population = record.population
-    others = [
-        each.name
-        for each in ledger.ensembles.list()
-        if each.population.id == population.id and each.name != record.name
-    ]
-    shared = f" It shares this cap with {', '.join(others)}." if others else ""
-    say(
-        f"Registered {record.name}, of the population {population.name}: all projects on its "
-        f"ensembles together stay within ε = {population.epsilon:g}, δ = {population.delta:g}, "
-        f"added up in {population.rule}.{shared} "
-        f"Next: terrine project open --ensemble {record.name} …"
-    )
-
-
-@with_json
-def show_ensemble(
-    ensemble: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ENSEMBLE]",
-            help="Name of an ensemble, or its directory. Default: all that are registered.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="First check every file against the digests in the manifest. Owners who keep "
-            "their teachers are asked about one blank input. Exits with code 1 if files differ or "
-            "owners are fewer than the quorum.",
-        ),
-    ] = False,
-) -> None:
-    """Show an ensemble's manifest; or list registered ensembles, with caps and what is reserved.
-
-    A cap is of a population: it is listed with each ensemble that shares it.
-
-    [bold]Examples[/bold]: terrine ensemble show, terrine ensemble show digits --verify
-    """
-    if ensemble is None:
-        if verify:
-            fail("--verify is of one ensemble: name it.")
-        _list_ensembles()
-        return
-    # PyTorch comes with these, and a list needs none.
-    from terrine_server.cli.ensemble import show_directory
-    from terrine_server.cli.plan import ensemble_directory
-
-    show_directory(ensemble_directory(ensemble), verify=verify)
-
-
-def _list_ensembles() -> None:
-    records = open_current_ledger().ensembles.list()
-    if as_json():
-        voters = AnyVoters(Settings())
-        print_json([views.ensemble_account(record, voters.available(record)) for record in records])
-        return
-    listed = [
-        {
-            "ensemble": record.name,
-            "protects": record.protects,
-            "teachers": record.facts.teachers,
-            "classes": len(record.facts.classes),
-            "population": record.population.name,
-            "cap": f"ε = {record.population.epsilon:g}, δ = {record.population.delta:g}",
-            "reserved": f"{record.population.reserved / record.population.cap:.1%}",
-        }
-        for record in records
-    ]
-    output(None, listed)

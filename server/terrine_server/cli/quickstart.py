@@ -19,7 +19,7 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.formats import join_names
 from terrine_models.tables.roles import SchemaProposal
 from terrine_protocol import EnsembleRegister, ProjectOpen
-from terrine_server.cli import reading, serve
+from terrine_server.cli import reading
 from terrine_server.cli.console import (
     as_json,
     command_text,
@@ -31,6 +31,7 @@ from terrine_server.cli.console import (
     with_json,
 )
 from terrine_server.cli.ensemble import show_schema
+from terrine_server.cli.init import prepare
 from terrine_server.cli.options import Yes, mechanism_text
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
@@ -257,7 +258,7 @@ def quickstart(
         return
     if not settings.data_dir.exists():
         owner.note(f"New: {settings.data_dir}, with the ledger and its secret key.")
-    serve.prepare(settings, owner.detail)
+    prepare(settings, owner.detail)
     ledger = open_ledger(settings)
     try:
         record = ledger.projects.get(name)
