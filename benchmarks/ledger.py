@@ -40,7 +40,8 @@ from terrine_server.ledger.chain import (
     iso,
 )
 from terrine_server.ledger.database import snapshot
-from terrine_server.ledger.schema import Seals, projects
+from terrine_server.ledger.schema import projects
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.verifying import load_stored_pages
 from terrine_server.privacy import VoteOutcome
 

@@ -20,7 +20,7 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import log
 from terrine_server.ledger.chain import Action, iso
 from terrine_server.ledger.database import Transaction
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 
 revision = "0007"
 down_revision = "0006"

@@ -44,7 +44,7 @@ from terrine_server.errors import (
 )
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import ChargedBatch, NewProject
-from terrine_server.ledger.accounts import meter_of
+from terrine_server.ledger.tallies import meter_of
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Tokens
 from terrine_server.privacy import (

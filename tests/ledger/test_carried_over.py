@@ -16,7 +16,7 @@ from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.database import migrating_alone
 from terrine_server.ledger.log import initialise
 from terrine_server.ledger.migrating import migrate, schema_differences
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 
 
 def test_ensembles_that_shared_a_cap_become_one_population(

@@ -31,9 +31,9 @@ from support.processes import seed_noise
 from terrine_protocol import Outcome, ProjectStatus
 from terrine_server.errors import BudgetExhausted, Conflict, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, Proposal, RecordedCharges
-from terrine_server.ledger.accounts import SecretTally
 from terrine_server.ledger.charging import Admission, admit
 from terrine_server.ledger.schema import secret_spends
+from terrine_server.ledger.tallies import SecretTally
 from terrine_server.privacy import Account, Terms, VoteOutcome, build_mechanism, quote
 from terrine_server.privacy.published import ActualCost, Meter
 
@@ -248,7 +248,7 @@ def test_a_charge_that_fails_publishes_nothing(
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("terrine_server.ledger.accounts.save_tally", dies)
+        patch.setattr("terrine_server.ledger.tallies.save_tally", dies)
         with pytest.raises(ConnectionError):
             charge_one(each_ledger, project.id, voted(project, ["last"]))
     assert each_ledger.projects.get("study") == before

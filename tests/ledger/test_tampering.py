@@ -85,7 +85,8 @@ from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, exports, rows
 from terrine_server.ledger.chain import TERMS_FIELDS, canonical_json, iso
 from terrine_server.ledger.rows import ACCOUNT_COLUMNS
-from terrine_server.ledger.schema import Seals, metadata
+from terrine_server.ledger.schema import metadata
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.transparency import check
 from terrine_server.ledger.verifying import verify_export, verify_log, verify_project
 from terrine_server.owner.sign_in import Tokens

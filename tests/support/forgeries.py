@@ -52,7 +52,8 @@ from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord, conn
 from terrine_server.ledger.chain import charge_hash, iso
 from terrine_server.ledger.exports import ArchiveError
 from terrine_server.ledger.migrating import _config
-from terrine_server.ledger.schema import Seals, charges, metadata, projects
+from terrine_server.ledger.schema import charges, metadata, projects
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Tokens

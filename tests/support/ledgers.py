@@ -35,16 +35,10 @@ from terrine_server.ledger import (
     connect,
     log,
 )
-from terrine_server.ledger.accounts import meter_of
 from terrine_server.ledger.chain import ACTIONS_ABOUT, LOG_START, facts_text, log_hash
-from terrine_server.ledger.schema import (
-    READ_ERRORS,
-    SEALED,
-    Seals,
-    administrative_log,
-    metadata,
-    unit_accounts,
-)
+from terrine_server.ledger.schema import administrative_log, metadata, unit_accounts
+from terrine_server.ledger.seals import READ_ERRORS, SEALED, Seals
+from terrine_server.ledger.tallies import meter_of
 from terrine_server.ledger.verifying import rows_of
 from terrine_server.metrics import Metrics
 from terrine_server.planning.expected import Consensus, Votes

@@ -24,7 +24,8 @@ from terrine_protocol.transparency import Checkpoint, Note
 from terrine_server import views
 from terrine_server.app import serving
 from terrine_server.ledger import Ledger, connect, upgrade
-from terrine_server.ledger.schema import Seals, projects, tree_head, tree_leaves, tree_nodes
+from terrine_server.ledger.schema import projects, tree_head, tree_leaves, tree_nodes
+from terrine_server.ledger.seals import Seals
 from terrine_server.owner.checkpoints import log_state
 from terrine_server.owner.sign_in import Tokens
 from terrine_server.settings import Settings

@@ -27,7 +27,8 @@ from terrine_protocol.transparency import Note
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.ledger import app
 from terrine_server.ledger import Ledger
-from terrine_server.ledger.schema import Seals, populations, projects
+from terrine_server.ledger.schema import populations, projects
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.transparency import check
 from terrine_server.ledger.verifying import verify_project
 from terrine_server.owner import checkpoints

@@ -53,7 +53,7 @@ from terrine_server.ledger import (
     TokenRecord,
     check_active,
 )
-from terrine_server.ledger.accounts import meter_of
+from terrine_server.ledger.tallies import meter_of
 from terrine_server.metrics import Metrics
 
 

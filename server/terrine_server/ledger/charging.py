@@ -19,12 +19,11 @@ from terrine_server.errors import (
     DatabaseUnavailable,
     InvalidQuery,
     LedgerCorrupted,
-    NotFound,
     ProjectClosed,
     ProjectPaused,
     ServiceError,
 )
-from terrine_server.ledger import accounts, log, rows
+from terrine_server.ledger import accounts, log, rows, tallies
 from terrine_server.ledger.chain import (
     CHARGE_FIELDS,
     Action,
@@ -32,7 +31,6 @@ from terrine_server.ledger.chain import (
     canonical_json,
     check_counts,
     counts_as_text,
-    counts_from_text,
     frame_counts,
     frame_kind,
     hasher,
@@ -54,9 +52,11 @@ from terrine_server.ledger.records import (
     SpentAccounts,
     TokenRecord,
 )
-from terrine_server.ledger.rows import ProjectCache, check_last_charge, publications
-from terrine_server.ledger.schema import READ_ERRORS, charges, payments
-from terrine_server.privacy import Account, Accounts, Price, Terms, VoteOutcome
+from terrine_server.ledger.replays import look_up
+from terrine_server.ledger.rows import ProjectCache, publications
+from terrine_server.ledger.schema import charges, payments
+from terrine_server.ledger.tokens import check_unchanged
+from terrine_server.privacy import Account, Accounts, Price, Terms
 
 REFUSED = Result(Outcome.REFUSED, label=None, seq=None, replayed=False)
 EXHAUSTED = Result(Outcome.EXHAUSTED, label=None, seq=None, replayed=False)
@@ -91,7 +91,7 @@ def admit(
     account: Account,
     recorded: RecordedCharges,
     proposals: Sequence[Proposal],
-    secret: accounts.SecretTally | None = None,
+    secret: tallies.SecretTally | None = None,
 ) -> Admission:
     """Decide on each query of a batch, in order.
 
@@ -350,7 +350,7 @@ def settle(
     known = record.recorded.find
     metered = project.terms.schedule is not None
     new = metered and any(known(p.query_digest, p.input_digest) is None for p in proposals)
-    tally = accounts.load_tally(tx.connection, tx.seals, project) if new else None
+    tally = tallies.load_tally(tx.connection, tx.seals, project) if new else None
     admission = admit(project.terms, project.account, record.recorded, proposals, tally)
     after, entries = _entries(tx.now, project, admission)
     if project.terms.allowance is not None and (entries or cast is not None):
@@ -372,7 +372,7 @@ def settle(
     if entries and not append(tx, project, after, entries, new_payments):
         raise ConcurrentUpdate
     if entries and tally is not None:
-        accounts.save_tally(tx, after, tally)
+        tallies.save_tally(tx, after, tally)
     if entries and cast is not None:
         accounts.save_unit_accounts(tx, after, cast.accounts)
         accounts.save_shadow_accounts(tx, after, cast.shadows)
@@ -458,95 +458,6 @@ def _entries(
     return after, entries
 
 
-def look_up(
-    connection: Connection,
-    cache: ProjectCache,
-    project: str | int,
-    digests: Sequence[QueryDigest],
-) -> ProjectSnapshot:
-    """Return the project with this name or id, and what is on record for queries to it.
-
-    Everything is as of one moment; see `Charging.look_up`. Raises NotFound, and LedgerCorrupted if
-    the last charge is not the one that the account names as its last, or if a charge that answers a
-    query was altered.
-    """
-    row, found = rows.find_charges(connection, project, digests)
-    if row is None:
-        raise NotFound(rows.no_project(project))
-    account = cache.current(connection, row)
-    paid = _EntryReader(account)
-    by_query: dict[bytes, Result] = {}
-    by_input: dict[bytes, Result] = {}
-    ends: set[tuple[int, bytes]] = set()
-    for entry in found:
-        if entry.kind == rows.LAST_CHARGE:
-            ends.add((entry.seq, entry.hash))
-        elif entry.kind == rows.BY_QUERY:
-            by_query[entry.query_digest] = paid.result(entry)
-        else:
-            by_input[entry.input_digest] = paid.result(entry)
-    check_last_charge(account, ends)
-    return ProjectSnapshot(account, RecordedCharges(by_query, by_input))
-
-
-class _EntryReader:
-    """Reads charges of a project that answer queries, and checks the hash of each.
-
-    The hash covers the price and the cost event. Both are taken from the terms, not from the entry,
-    so the hash of an entry that was charged at any other price does not match.
-    """
-
-    def __init__(self, project: ProjectRecord) -> None:
-        self._project = project
-        self._genesis = bytes.fromhex(project.genesis)
-        self._hashed = hasher(project.id)
-        self._framed: dict[tuple[str, int | None], list[bytes]] = {}
-
-    def result(self, entry: Any) -> Result:
-        """Return the result in a row of `rows.find_charges`. Raises LedgerCorrupted if it was
-        altered."""
-        counts = None
-        try:
-            seq, time = entry.seq, entry.created_at
-            fields = (
-                self._genesis if seq == 1 else entry.previous,
-                seq,
-                iso(time) if isinstance(time, datetime) else time,
-                entry.query_digest,
-                entry.input_digest,
-            )
-            kinds = self._kinds(entry.outcome, entry.label)
-            framed = frame_counts(entry.counts)
-            intact = any(self._hashed(*fields, kind + framed) == entry.hash for kind in kinds)
-            counts = counts_from_text(entry.counts)
-            check_counts(counts, entry.label, self._project.counts_due(entry.outcome))
-        except READ_ERRORS:
-            intact = False
-        if not intact:
-            name = self._project.name
-            raise LedgerCorrupted(f"Entry {entry.seq} of project {name} was altered.", name)
-        return Result(Outcome(entry.outcome), entry.label, seq, True, counts, entry.hash.hex())
-
-    def _kinds(self, outcome: str, label: int | None) -> list[bytes]:
-        """Return the frames of an entry with this outcome: one for each baseline that is priced."""
-        framed = self._framed.get((outcome, label))
-        if framed is None:
-            terms, kinds = self._project.terms, EntryFields(self._project)
-            framed = [
-                frame_kind(
-                    *kinds.fields(
-                        outcome,
-                        terms.price(VoteOutcome(outcome), baseline),
-                        label,
-                        baseline=baseline,
-                    )
-                )
-                for baseline in terms.baselines
-            ]
-            self._framed[outcome, label] = framed
-        return framed
-
-
 class Charging:
     """Looks up what is on record for queries, and charges for what is not. Thread-safe."""
 
@@ -567,7 +478,7 @@ class Charging:
         the ledger, and NotFound.
         """
         with self._access.reading() as connection:
-            rows.check_unchanged(connection, self._access.seals, tokens)
+            check_unchanged(connection, self._access.seals, tokens)
             return look_up(connection, self._cache, project, digests)
 
     def unit_accounts(self, project: ProjectRecord) -> Accounts:

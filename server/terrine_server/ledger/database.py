@@ -61,7 +61,7 @@ from terrine_server.errors import (
     SchemaMismatch,
 )
 from terrine_server.ledger.chain import Actor
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 
 GRACE_SECONDS = 2.0
 """What PostgreSQL has beyond its own time-out to say that it has passed."""

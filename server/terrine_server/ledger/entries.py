@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Row, Select, bindparam, select
 
 from terrine_protocol import Outcome
 from terrine_server.ledger import rows
+from terrine_server.ledger.chain import check_counts, counts_from_text, hash_matches
 from terrine_server.ledger.database import Access
 from terrine_server.ledger.history import Histories
-from terrine_server.ledger.records import ChargeRecord, History, Payment
+from terrine_server.ledger.records import ChargeRecord, History, Payment, ProjectRecord
 from terrine_server.ledger.schema import charges, payments
+from terrine_server.ledger.seals import Seals, check_types, readable
 
 PAGE_ENTRIES = 1000
 """Entries that are read in one transaction where all are streamed."""
@@ -24,6 +28,56 @@ _PAYMENT = (
     .order_by(payments.c.first_seq.desc())
     .limit(1)
 )
+
+
+_before = charges.alias("before")
+_previous = (
+    select(_before.c.hash)
+    .where(_before.c.project_id == charges.c.project_id, _before.c.seq == charges.c.seq - 1)
+    .scalar_subquery()
+    .label("previous")
+)
+
+
+def select_charges(project_id: int) -> Select[Any]:
+    """Select a project's charges in order, each with the previous hash."""
+    return (
+        select(charges, _previous).where(charges.c.project_id == project_id).order_by(charges.c.seq)
+    )
+
+
+def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
+    """Return the record of a row of `select_charges`. Raises LedgerCorrupted if its hash is
+    wrong."""
+    with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
+        fields = dict(row._mapping)
+        previous = fields.pop("previous")
+        check_types(charges.c, fields)
+        if not hash_matches(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
+            raise ValueError("the hash is not that of its columns and of the entry before")
+        counts = counts_from_text(row.counts)
+        check_counts(counts, row.label, project.counts_due(row.outcome))
+        return ChargeRecord(
+            project=project.name,
+            **fields
+            | {
+                "query_digest": row.query_digest.hex(),
+                "input_digest": row.input_digest.hex(),
+                "outcome": Outcome(row.outcome),
+                "counts": counts,
+                "mechanism": json.loads(row.mechanism),
+                "event": json.loads(row.event),
+                "hash": row.hash.hex(),
+            },
+        )
+
+
+def payment_record(row: Row[Any], seals: Seals) -> Payment:
+    """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
+    with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
+        check_types(payments.c, row._mapping)
+        seals.check("payments", row._mapping)
+        return Payment(row.first_seq, row.last_seq, row.token_id)
 
 
 class Entries:
@@ -50,7 +104,7 @@ class Entries:
         """
         with self._access.reading() as connection:
             account = rows.fetch_project(connection, self._access.seals, project)
-            query = rows.select_charges(account.id)
+            query = select_charges(account.id)
             if outcome is not None:
                 query = query.where(charges.c.outcome == outcome)
             if since is not None:
@@ -61,7 +115,7 @@ class Entries:
                 query = query.order_by(None).order_by(charges.c.seq.desc())
             last = min(account.charges, account.charges if before_seq is None else before_seq - 1)
             here = query.where(charges.c.seq > after_seq, charges.c.seq <= last).limit(limit)
-            return [rows.charge_record(row, account) for row in connection.execute(here)]
+            return [charge_record(row, account) for row in connection.execute(here)]
 
     def stream(
         self,
@@ -102,7 +156,7 @@ class Entries:
             for seq in sorted(entries, reverse=True):
                 if paid is None or not paid.first <= seq <= paid.last:
                     row = connection.execute(_PAYMENT, {"project": id, "seq": seq}).one_or_none()
-                    paid = None if row is None else rows.payment_record(row, self._access.seals)
+                    paid = None if row is None else payment_record(row, self._access.seals)
                 if paid is not None and paid.first <= seq <= paid.last:
                     found[seq] = paid.token
         return found

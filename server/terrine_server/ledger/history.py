@@ -20,7 +20,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from terrine_protocol import Outcome
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.records import History, ProjectPosition, ProjectRecord
-from terrine_server.ledger.schema import charges, readable
+from terrine_server.ledger.schema import charges
+from terrine_server.ledger.seals import readable
 
 MAX_POINTS = 64
 """The most points of a history at equal numbers of entries."""

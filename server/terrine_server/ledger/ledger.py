@@ -15,7 +15,7 @@ from terrine_server.ledger.log import AdministrativeLog
 from terrine_server.ledger.losses import Losses
 from terrine_server.ledger.projects import Projects
 from terrine_server.ledger.rows import ProjectCache
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.tokens import Tokens
 from terrine_server.ledger.transparency import Tree
 from terrine_server.ledger.verifying import Verifier

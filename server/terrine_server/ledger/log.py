@@ -28,16 +28,8 @@ from terrine_server.ledger.chain import (
     log_hash,
 )
 from terrine_server.ledger.database import Access, Transaction, write
-from terrine_server.ledger.schema import (
-    READ_ERRORS,
-    Seals,
-    administrative_log,
-    check_types,
-    ensembles,
-    log_head,
-    readable,
-    tokens,
-)
+from terrine_server.ledger.schema import administrative_log, ensembles, log_head, tokens
+from terrine_server.ledger.seals import READ_ERRORS, Seals, check_types, readable
 
 _HEAD = select(log_head)
 MAINTENANCE = "projects"

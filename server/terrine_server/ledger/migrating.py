@@ -30,7 +30,7 @@ from terrine_server.ledger.database import (
     writing,
 )
 from terrine_server.ledger.log import initialise
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import LogEntry, ProjectStatus, SecretSpend
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import accounts, charging, database, log, losses, rows
+from terrine_server.ledger import accounts, charging, database, log, losses, rows, tallies
 from terrine_server.ledger.chain import ACTIONS_ABOUT, Action, Actor, canonical_json, genesis
 from terrine_server.ledger.database import Access, Transaction
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
@@ -23,7 +23,8 @@ from terrine_server.ledger.records import (
     events_of,
 )
 from terrine_server.ledger.rows import ProjectCache
-from terrine_server.ledger.schema import ensembles, populations, projects, readable
+from terrine_server.ledger.schema import ensembles, populations, projects
+from terrine_server.ledger.seals import readable
 from terrine_server.privacy import Accounts, ParameterError, Terms, build_mechanism
 
 _ACTION_OF_STATUS = {
@@ -143,7 +144,7 @@ def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
         charging.charge_release(tx, rows.project_record(made, tx.seals, begun=False))
     project = rows.fetch_project(tx.connection, tx.seals, name)
     if terms.schedule is not None:
-        accounts.open_tally(tx, project)
+        tallies.open_tally(tx, project)
     if terms.allowance is not None:
         accounts.open_accounts(tx, project)
     return project
@@ -426,7 +427,19 @@ class Projects:
         """
         with self._access.snapshot() as connection:
             account = rows.fetch_project(connection, self._access.seals, project)
-            return accounts.secret_spend(connection, self._access.seals, account)
+            tally = tallies.load_tally(connection, self._access.seals, account)
+        if tally is None:
+            raise Conflict(
+                f"The project {project} is priced at the worst case; it has no secret spend."
+            )
+        spend = tally.spend()
+        return SecretSpend(
+            project=project,
+            queries=account.account.queries,
+            order=tallies.meter_of(account).order,
+            cost=spend.cost,
+            smooth_sensitivity=spend.smooth_sensitivity,
+        )
 
     def lock(self, project_id: int) -> AbstractContextManager[None]:
         """Return a lock of a project among all processes; see `database.project_lock`."""

@@ -3,219 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache, partial
-from itertools import chain
-from typing import Any, Literal
+from functools import cache, lru_cache
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import (
     Connection,
-    Executable,
     Row,
     Select,
     String,
-    Table,
     bindparam,
     case,
     cast,
-    column,
     func,
-    literal,
     select,
-    text,
-    tuple_,
 )
-from sqlalchemy.sql.elements import ColumnElement
 
-from terrine_protocol import EnsembleFacts, Outcome, ProjectStatus, Role
-from terrine_server.errors import LedgerCorrupted, NotFound, TokenChanged
+from terrine_protocol import EnsembleFacts, ProjectStatus
+from terrine_server.errors import LedgerCorrupted, NotFound
 from terrine_server.ledger.chain import (
     canonical_json,
-    check_counts,
-    counts_from_text,
     facts_text,
     genesis,
-    hash_matches,
 )
 from terrine_server.ledger.database import Transaction
 from terrine_server.ledger.log import last_detail
 from terrine_server.ledger.records import (
     NEIGHBOURS,
-    ChargeRecord,
     Edition,
     EnsembleRecord,
-    Payment,
     PopulationRecord,
     ProjectRecord,
     Publication,
-    QueryDigest,
-    TokenRecord,
 )
 from terrine_server.ledger.schema import (
-    SEALED,
-    Seals,
     charges,
-    check_types,
     editions,
     ensembles,
-    payments,
     populations,
     projects,
-    readable,
-    tokens,
 )
+from terrine_server.ledger.seals import SEALED, Seals, check_types, readable
 from terrine_server.privacy import Terms
-
-# ruff: noqa: S608 - statements are made of constants
-
-
-BY_QUERY = 0
-"""A row that was found: a charge, by its query digest."""
-BY_INPUT = 1
-"""A charge, by its input digest."""
-LAST_CHARGE = 2
-"""The last charge that the account counts, or a later one."""
 
 ACCOUNT_COLUMNS = (*SEALED["projects"], "seal")
 """The columns of a project that may change, and those that identify it."""
-_FOUND = {
-    "kind": "int",
-    "seq": "bigint",
-    "hash": "bytea",
-    "query_digest": "bytea",
-    "input_digest": "bytea",
-    "created_at": "timestamptz",
-    "outcome": "text",
-    "label": "bigint",
-    "counts": "text",
-    "previous": "bytea",
-}
-FOUND_COLUMNS = tuple(_FOUND)
-"""Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`:
-the hash before."""
 
-_ACCOUNT = [projects.c[name] for name in ACCOUNT_COLUMNS]
-_MAX_DIGESTS = 5000  # in a statement of SQLite, which has at most 32,766 parameters
-
-_By = Literal["id", "name"]
-
-
-def find_charges(
-    connection: Connection, project: str | int, digests: Sequence[QueryDigest]
-) -> tuple[Any, Sequence[Any]]:
-    """Return the account of the project with this name or id, and the rows found.
-
-    Everything is as of one moment. The account is None if there is no such project.
-    """
-    by: _By = "name" if isinstance(project, str) else "id"
-    if connection.dialect.name == "postgresql":
-        given = {"project": project, **_group_digests(digests)}
-        rows = connection.execute(_account_and_found(by), given).all()
-        return (rows[0] if rows else None), [row for row in rows if row.kind is not None]
-    account = connection.execute(_account(by), {"project": project}).one_or_none()
-    if account is None:
-        return None, []
-    found: list[Any] = []
-    for start in range(0, len(digests) or 1, _MAX_DIGESTS):
-        wanted = _group_digests(digests[start : start + _MAX_DIGESTS])
-        values = (account.id, account.charges, *chain.from_iterable(wanted.values()))
-        query = _select_found({name: len(values) for name, values in wanted.items()})
-        found += connection.exec_driver_sql(query, values).all()
-    return account, found
-
-
-def _group_digests(digests: Sequence[QueryDigest]) -> dict[str, list[Any]]:
-    nothing = [b""]  # an empty list of values is not a valid table
-    return {
-        "queries": sorted({digest.query for digest in digests}) or nothing,
-        "inputs": sorted({digest.input for digest in digests}) or nothing,
-    }
+ACCOUNT = [projects.c[name] for name in ACCOUNT_COLUMNS]
 
 
 # Cached: SQLAlchemy takes longer to build a statement than a database to run it.
-
-
-@cache
-def _account_and_found(by: _By) -> Executable:
-    """PostgreSQL: the account of a `:project`, repeated in each row found; alone if there is none.
-
-    One statement reads one snapshot.
-    """
-    account = ", ".join(f"projects.{name}" for name in ACCOUNT_COLUMNS)
-    found = f"({_search(sqlite=False)}) AS found ({', '.join(FOUND_COLUMNS)})"
-    query = text(
-        f"SELECT {account}, found.* FROM projects LEFT JOIN LATERAL {found} ON true "
-        f"WHERE projects.{by} = :project"
-    )
-    return query.columns(*_ACCOUNT, *map(column, FOUND_COLUMNS))
-
-
-@cache
-def _account(by: _By) -> Executable:
-    return select(*_ACCOUNT).where(projects.c[by] == bindparam("project"))
-
-
-def _select_found(wanted: Mapping[str, int]) -> str:
-    """Return SQLite's query for what is wanted: so many values of each name.
-
-    Its parameters are the project, how many charges it counts, and the values.
-    Not by SQLAlchemy's expanding parameters, which take longer than the search.
-    """
-    query, first = _search(sqlite=True), 3
-    for name, count in wanted.items():
-        values = ", ".join(f"(?{number})" for number in range(first, first + count))
-        query, first = query.replace(f":{name}", f"(VALUES {values})"), first + count
-    return query
-
-
-@cache
-def _search(sqlite: bool) -> str:
-    """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
-    project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
-    previous = (
-        "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "
-        "AND before.seq < charges.seq ORDER BY before.seq DESC LIMIT 1)"
-    )
-    charge = {name: name for name in FOUND_COLUMNS[1:-1]} | {"previous": previous}
-    by_query, by_input = _columns(BY_QUERY, charge), _columns(BY_INPUT, charge)
-    last_columns = _columns(LAST_CHARGE, {"seq": "seq", "hash": "hash"})
-    answered = f"AND outcome = '{Outcome.ANSWERED}'"
-    each = partial(_each, sqlite, project)
-    parts = [
-        each(by_query, "queries", "query_digest"),
-        each(by_input, "inputs", "input_digest", answered),
-        # Two rows are already wrong. Without LIMIT, PostgreSQL expects a third of all charges.
-        f"SELECT * FROM (SELECT {last_columns} FROM charges "
-        f"WHERE project_id = {project} AND seq >= {last} ORDER BY seq LIMIT 2) AS last",
-    ]
-    return " UNION ALL ".join(parts)
-
-
-def _columns(kind: int, given: dict[str, str]) -> str:
-    """Return `FOUND_COLUMNS`, in order. PostgreSQL would take an untyped NULL for text."""
-    values = {name: f"CAST(NULL AS {type})" for name, type in _FOUND.items()}
-    values |= {"kind": str(kind)} | given
-    return ", ".join(f"{value} AS {name}" for name, value in values.items())
-
-
-def _each(
-    sqlite: bool, project: str, columns: str, wanted: str, column: str, only: str = ""
-) -> str:
-    """Return the SQL that looks up each of the `wanted` values of a column separately."""
-    if sqlite:  # which keeps the order of a CROSS JOIN
-        condition = f"project_id = {project} AND {column} = column1 {only}"
-        return f"SELECT {columns} FROM :{wanted} CROSS JOIN charges ON {condition}"
-    # The order is that of one index. For an equality alone, PostgreSQL might as well take another,
-    # and read all rows of the project, as long as it has no statistics.
-    first = (
-        f"SELECT * FROM charges WHERE project_id = {project} AND {column} >= value {only} "
-        f"ORDER BY {column} LIMIT 1"
-    )
-    found = f"SELECT {columns} FROM ({first}) AS charges WHERE {column} = value"
-    given = f"unnest(CAST(:{wanted} AS bytea[])) AS given (value)"
-    return f"SELECT found.* FROM {given} CROSS JOIN LATERAL ({found}) AS found"
 
 
 EDITION_SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
@@ -359,13 +198,6 @@ _last = [
     for column in (_newest.c.seq, _newest.c.hash)
 ]
 _logged = last_detail("project", projects.c.name).label("logged")
-_before = charges.alias("before")
-_previous = (
-    select(_before.c.hash)
-    .where(_before.c.project_id == charges.c.project_id, _before.c.seq == charges.c.seq - 1)
-    .scalar_subquery()
-    .label("previous")
-)
 
 
 @cache
@@ -475,12 +307,6 @@ def lock_all_projects(tx: Transaction) -> list[ProjectRecord]:
     """Lock all projects until the transaction ends, before the end of the log is locked."""
     ids = tx.connection.execute(select(projects.c.id).order_by(projects.c.id)).scalars().all()
     return [lock_project(tx, id) for id in ids]
-
-
-def later_than(table: Table, last: TokenRecord) -> ColumnElement[bool]:
-    """Return the condition that a token was made after this one."""
-    at = literal(last.created_at, table.c.created_at.type)
-    return tuple_(table.c.created_at, table.c.id) > tuple_(at, literal(last.id))
 
 
 def check_logged(kind: str, row: Mapping[str, Any]) -> None:
@@ -664,7 +490,7 @@ def _parse_published(text: str, terms: Terms) -> list[Publication]:
     return publications(entries, terms)
 
 
-SELECT_SPENT = select(ensembles.c.population_id, *_ACCOUNT).outerjoin(
+SELECT_SPENT = select(ensembles.c.population_id, *ACCOUNT).outerjoin(
     ensembles, projects.c.ensemble_id == ensembles.c.id
 )
 """Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
@@ -704,7 +530,7 @@ class ProjectCache:
     def current(self, connection: Connection, row: Any) -> ProjectRecord:
         """Return the current record of a row of `find_charges`. Raises LedgerCorrupted."""
         with readable(f"The account of project {row.name!r}", str(row.name)):
-            check_types(_ACCOUNT, row._mapping)
+            check_types(ACCOUNT, row._mapping)
             self._seals.check("projects", row._mapping)
             opened = self._opened.get(row.name)
             if opened is None or (opened.id, opened.genesis) != (row.id, row.genesis.hex()):
@@ -715,100 +541,3 @@ class ProjectCache:
             account = replace(opened, ensemble=ensemble, **_account_fields(row, opened.terms))
             check_account(account)
             return account
-
-
-def select_charges(project_id: int) -> Select[Any]:
-    """Select a project's charges in order, each with the previous hash."""
-    return (
-        select(charges, _previous).where(charges.c.project_id == project_id).order_by(charges.c.seq)
-    )
-
-
-def charge_record(row: Row[Any], project: ProjectRecord) -> ChargeRecord:
-    """Return the record of a row of `select_charges`. Raises LedgerCorrupted if its hash is
-    wrong."""
-    with readable(f"Entry {row.seq} of project {project.name!r}", project.name):
-        fields = dict(row._mapping)
-        previous = fields.pop("previous")
-        check_types(charges.c, fields)
-        if not hash_matches(bytes.fromhex(project.genesis) if row.seq == 1 else previous, fields):
-            raise ValueError("the hash is not that of its columns and of the entry before")
-        counts = counts_from_text(row.counts)
-        check_counts(counts, row.label, project.counts_due(row.outcome))
-        return ChargeRecord(
-            project=project.name,
-            **fields
-            | {
-                "query_digest": row.query_digest.hex(),
-                "input_digest": row.input_digest.hex(),
-                "outcome": Outcome(row.outcome),
-                "counts": counts,
-                "mechanism": json.loads(row.mechanism),
-                "event": json.loads(row.event),
-                "hash": row.hash.hex(),
-            },
-        )
-
-
-_token_logged = last_detail("token", tokens.c.id).label("logged")
-
-
-def select_tokens() -> Select[Any]:
-    """Select all tokens with the name of their project, oldest first."""
-    return (
-        select(tokens, projects.c.name.label("project"), _token_logged)
-        .outerjoin(projects, tokens.c.project_id == projects.c.id)
-        .order_by(tokens.c.created_at, tokens.c.id)
-    )
-
-
-SELECT_TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
-"""Selects one token. Built once, since every request needs it."""
-
-
-def token_record(row: Row[Any], seals: Seals) -> TokenRecord:
-    """Return the record of a row of `select_tokens`.
-
-    Raises LedgerCorrupted unless its seal is right and the administrative log says the same.
-    """
-    return _token_record(seals, row._fields, *row)
-
-
-# Every request needs it. What it says follows from the values alone, and from their types.
-@lru_cache(maxsize=1024, typed=True)
-def _token_record(seals: Seals, names: tuple[str, ...], *values: Any) -> TokenRecord:
-    fields = dict(zip(names, values, strict=True))
-    with readable(f"The token {fields['id']!r}"):
-        check_types(tokens.c, fields)
-        seals.check("tokens", fields)
-        check_logged("token", fields)
-        del fields["seal"], fields["logged"]
-        return TokenRecord(**fields | {"role": Role(fields["role"])})
-
-
-def fetch_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | None:
-    """Return the token with this id, or None."""
-    row = connection.execute(SELECT_TOKEN, {"id": id}).one_or_none()
-    return None if row is None else token_record(row, seals)
-
-
-def check_unchanged(connection: Connection, seals: Seals, held: Collection[TokenRecord]) -> None:
-    """Raise TokenChanged unless each of these tokens is exactly as it is stored."""
-
-    def unchanged(token: TokenRecord) -> bool:
-        try:
-            return fetch_token(connection, seals, token.id) == token
-        except LedgerCorrupted:
-            return False
-
-    changed = {token.id for token in held if not unchanged(token)}
-    if changed:
-        raise TokenChanged(changed)
-
-
-def payment_record(row: Row[Any], seals: Seals) -> Payment:
-    """Return the record of a row of `payments`. Raises LedgerCorrupted unless its seal is right."""
-    with readable(f"Who paid for entry {row.first_seq} of project number {row.project_id}"):
-        check_types(payments.c, row._mapping)
-        seals.check("payments", row._mapping)
-        return Payment(row.first_seq, row.last_seq, row.token_id)

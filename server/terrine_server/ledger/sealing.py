@@ -16,8 +16,6 @@ from terrine_server.ledger import log
 from terrine_server.ledger.chain import LOG_START, Action, Actor, canonical_json, facts
 from terrine_server.ledger.database import Transaction, write, writing
 from terrine_server.ledger.schema import (
-    SEALED,
-    Seals,
     administrative_log,
     ensembles,
     log_head,
@@ -26,6 +24,7 @@ from terrine_server.ledger.schema import (
     projects,
     tokens,
 )
+from terrine_server.ledger.seals import SEALED, Seals
 from terrine_server.ledger.verifying import TABLE_OF_KIND, rows_of, verify_log, verify_project
 
 _ADOPTED = {

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from terrine_protocol import LogVerification, Outcome, Verification
 from terrine_server.errors import LedgerCorrupted, NotFound, NotSealed
-from terrine_server.ledger import accounts, log, losses, rows
+from terrine_server.ledger import accounts, log, losses, rows, tallies
 from terrine_server.ledger.chain import (
     ACTIONS_ABOUT,
     KIND_FIELDS,
@@ -41,16 +41,13 @@ from terrine_server.ledger.chain import (
     sigma_of_counts,
 )
 from terrine_server.ledger.database import Access
-from terrine_server.ledger.entries import PAGE_ENTRIES
+from terrine_server.ledger.entries import PAGE_ENTRIES, payment_record
 from terrine_server.ledger.exports import ENTRY_COLUMNS, StoredEntry, open_export
 from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.records import entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (
-    READ_ERRORS,
-    Seals,
     administrative_log,
-    check_types,
     editions,
     ensembles,
     payments,
@@ -58,6 +55,8 @@ from terrine_server.ledger.schema import (
     projects,
     tokens,
 )
+from terrine_server.ledger.seals import READ_ERRORS, Seals, check_types
+from terrine_server.ledger.tokens import select_tokens
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
@@ -231,7 +230,7 @@ def check_secrets(
     except LedgerCorrupted:
         return  # the account itself is wrong, which another check reports
     try:
-        tally = accounts.load_tally(connection, seals, record)
+        tally = tallies.load_tally(connection, seals, record)
         outcomes = {VoteOutcome(o): n for o, n in checker.outcomes.items() if o not in NO_QUERIES}
         if tally is not None and not tally.counts(outcomes):
             yield "tally: it does not count as many queries as were charged"
@@ -256,7 +255,7 @@ def check_payments(connection: Connection, seals: Seals, project: Raw) -> Iterat
     last = 0
     for row in connection.execute(in_order, execution_options={"yield_per": 1000}):
         try:
-            paid = rows.payment_record(row, seals)
+            paid = payment_record(row, seals)
         except LedgerCorrupted as error:
             yield f"payments: {error.found}"
             continue
@@ -593,7 +592,7 @@ def rows_of(kind: str) -> Select[Any]:
                 .order_by(projects.c.id)
             )
         case _:
-            return rows.select_tokens().add_columns(tokens.c.id.label("subject"))
+            return select_tokens().add_columns(tokens.c.id.label("subject"))
 
 
 def verify_log(connection: Connection, seals: Seals) -> LogVerification:

@@ -50,7 +50,7 @@ from terrine_server.ledger import Action, Ledger, check_schema, connect, copies,
 from terrine_server.ledger.chain import canonical_json, iso
 from terrine_server.ledger.database import sqlite_path
 from terrine_server.ledger.projects import RestoredProjects
-from terrine_server.ledger.schema import Seals
+from terrine_server.ledger.seals import Seals
 from terrine_server.owner.editions import directory_lock
 from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
 from terrine_server.owner.sign_in import load_secret_key
