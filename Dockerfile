@@ -67,7 +67,6 @@ cd /opt/terrine/lib/python3.11/site-packages
 find . -type d -name tests -prune -exec rm -rf {} +
 rm -rf torch/test torch/include torch/share torch/bin/test_* torch/bin/*Test torch/bin/protoc* torch/lib/*_test.so
 rm -rf onnx/backend/test pyarrow/include pyarrow/includes pyarrow/src pyarrow/*_flight* pyarrow/*_s3*
-rm -rf huggingface_hub hf_xet # by which tokenizers would fetch files: here they are in a folder
 pip uninstall --quiet --yes pip
 python /build/compile_imported.py
 EOS
@@ -86,7 +85,6 @@ ENV PATH=/opt/terrine/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     TERRINE_DATA_DIR=/var/lib/terrine \
-    TERRINE_ENCODERS=/var/lib/terrine/encoders \
     TERRINE_HOST=* \
     TERRINE_PORT=8000
 

@@ -136,7 +136,7 @@ licenses: $(RELEASED)/.installed ## List the licence of every package that the s
 # all the same, or the lock would not fit it; INDEX names the index, or a directory with the wheel.
 lock: venv ## Lock the images' packages with their hashes in docker/requirements*.lock (INDEX=...)
 	$(BIN)/pip install --quiet --editable '.[release]'
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra embedding --extra oidc --extra onnx --extra server --upgrade --generate-hashes \
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra oidc --extra onnx --extra server --upgrade --generate-hashes \
 		--python-version 3.11 --python-platform linux --no-annotate --prerelease disallow --no-emit-package torch \
 		$(if $(INDEX),--find-links $(INDEX)) --custom-compile-command "make lock" \
 		--output-file docker/requirements.lock

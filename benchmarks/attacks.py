@@ -30,10 +30,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import onnx
 import typer
-from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serving import CHEAP, Service, in_turn, install, ratios
 from support.clients import npy, npz
@@ -42,7 +39,6 @@ from support.tables import open_counted
 from terrine_models.tables.loading import load_table
 from terrine_protocol import Column, TableSchema
 from terrine_server.owner.checkpoints import make_checkpoint_key
-from terrine_tables.encoders import ENCODERS, declare_embedding
 
 ATTACK_SECONDS = 120
 """Seconds after which an attacker ends by itself."""
@@ -94,46 +90,13 @@ READING = "alone, reading"
 
 
 TEXTS, TEXT_WORDS, WORD_CHARACTERS = 260, 500, 7
-"""Texts in a request of nearly 1 MiB, and words in each, of which a transformer reads all."""
-HIDDEN, LAYERS = 384, 6
-"""Of a transformer as small as those that people use for sentences."""
-
-
-def write_transformer(folder: Path) -> None:
-    """Write one with the products of a real one, and without its attention."""
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    words = {f"{number:0{WORD_CHARACTERS}}": number for number in range(1000)}
-    made = Tokenizer(models.WordLevel(words, "0" * WORD_CHARACTERS))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    shapes = {"rows": (len(words), HIDDEN)}
-    nodes, state = [helper.make_node("Gather", ["rows", "input_ids"], ["x0"])], "x0"
-    for layer in range(LAYERS):
-        for step, (rows, columns) in enumerate(((1, 6), (6, 1))):  # 12 squares, as one layer has
-            name = f"{layer}{step}"
-            shapes[f"w{name}"] = (rows * HIDDEN, columns * HIDDEN)
-            nodes.append(helper.make_node("MatMul", [state, f"w{name}"], [f"y{name}"]))
-            nodes.append(helper.make_node("Tanh", [f"y{name}"], [f"x{name}"]))
-            state = f"x{name}"
-    tensors = [
-        numpy_helper.from_array((random.normal(size=shape) / 20).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])
-    states = helper.make_tensor_value_info(state, TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "transformer", [ids], [states], tensors)
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), folder / "model.onnx")
+"""Texts in a request of nearly 1 MiB, and words in each."""
 
 
 def long_texts(service: Service) -> bytes:
-    """A request of a new project whose texts are embedded, with as many as are taken at once."""
+    """A request of a new project of texts, with as many as are taken at once."""
     home = service.settings.data_dir
-    write_transformer(home / "encoder")
-    embedding = declare_embedding(home / "encoder")
-    os.environ[ENCODERS] = str(home / "encoder")
-    text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
+    text = Column(name="text", role="text", width=256)
     label = Column(name="label", role="label", values=("a", "b"))
     private = [f"{number:0{WORD_CHARACTERS}},{'ab'[number % 2]}" for number in range(400)]
     (home / "texts.csv").write_text("\n".join(["text,label", *private, ""]))

@@ -20,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from terrine_tables.encoders import ENCODERS
-
 SERVE = (sys.executable, "-m", "terrine_server", "serve")
 READY_SECONDS = 120
 COMMAND_SECONDS = 1200
@@ -180,7 +178,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _environment(variables: dict[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k == ENCODERS or not k.startswith("TERRINE_")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TERRINE_")}
     return {**kept, "COLUMNS": "400", "NO_COLOR": "1", **variables}
 
 

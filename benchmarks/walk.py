@@ -6,20 +6,16 @@ same answers, and models without privacy.
 
     python benchmarks/walk.py --corpus [--out walk.jsonl]
     python benchmarks/walk.py flights letter adult=DIR fashion=DIR [--seeds 5] [--epsilon 1]
-    python benchmarks/walk.py debian=FILE tweets [--embedding FOLDER]
+    python benchmarks/walk.py debian=FILE tweets
 
 The data are those of `datasets.py`; --corpus: its tables and pictures that nothing was tuned on.
 At the end it says whether they meet the bars. Where quickstart declines, that is said; what fails
 is said, and the others go on. With --out, what is in the file already is not walked again.
-
---embedding, of texts: a folder with an encoder and its tokenizer.json: a table of tokens, as of the
-wheel of wordllama, or a transformer in ONNX, which takes 6 ms for a short text.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,11 +34,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from commands import CommandError, Predicted, Refused, Scores, open_project
-from datasets import CORPUS, TEXTS, DealtFiles, find_sources
+from datasets import CORPUS, DealtFiles, find_sources
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.tables.loading import read_schema
-from terrine_tables.encoders import ENCODERS
 
 PLAIN_ROWS = 50_000
 """Rows on which logistic regression is trained without privacy: more change little."""
@@ -151,14 +146,9 @@ def main(
     corpus: bool = False,
     seeds: int = 1,
     epsilon: float = 1.0,
-    embedding: Path | None = None,
     out: Path | None = None,
 ) -> None:
     """Walk, and print what was found."""
-    options: tuple[str, ...] = ()
-    if embedding is not None:
-        os.environ[ENCODERS] = str(embedding.resolve())
-        options = ("--embedding", os.environ[ENCODERS])
     sources = find_sources([*(data or ()), *(CORPUS if corpus else ())])
     if not sources:
         print("Skipped: no data were named. See the top of benchmarks/walk.py.")
@@ -173,8 +163,6 @@ def main(
             try:
                 with tempfile.TemporaryDirectory(prefix="walk-") as place:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
-                    if name in TEXTS:
-                        made = replace(made, options=made.options + options)
                     found = walk(name, made, seed, epsilon)
             except Exception as error:  # one set's failure must not end the walks of all others
                 failed[f"{name}, seed {seed}"] = f"{type(error).__name__}: {error}"

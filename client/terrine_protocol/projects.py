@@ -7,7 +7,7 @@ import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from terrine_protocol.base import (
     PROTECTS,
@@ -26,7 +26,7 @@ from terrine_protocol.base import (
     absent,
 )
 from terrine_protocol.mechanisms import MechanismSpec
-from terrine_protocol.schema import TableSchema
+from terrine_protocol.schema import NO_EMBEDDINGS, TableSchema
 
 Side = Annotated[int, Field(ge=1, le=1024)]
 
@@ -56,11 +56,19 @@ class ImageFormat(Record):
 
 
 class TextNumbers(Record):
-    """Which numbers of an input are those of a text: n-grams first, and then an embedding."""
+    """Which numbers of an input are those of a text: its n-grams."""
 
     start: Annotated[int, Field(ge=0)]
     hashed: Annotated[int, Field(ge=1)]
-    embedded: Annotated[int, Field(ge=0)]
+    embedded: Literal[0] = 0
+    """Numbers of an embedding: what is stored says that there are none."""
+
+    @field_validator("embedded", mode="before")
+    @classmethod
+    def _are_none(cls, given: object) -> object:
+        if given:
+            raise ValueError(NO_EMBEDDINGS)
+        return given
 
 
 class InputSpec(Record):
@@ -87,7 +95,7 @@ class InputSpec(Record):
         for text in self.texts or ():
             if text.start < end or len(self.shape) != 1:
                 raise ValueError("texts are in rows of a table, one after another")
-            end = text.start + text.hashed + text.embedded
+            end = text.start + text.hashed
         if end > self.shape[0]:
             raise ValueError("texts have more numbers than an input has")
         if not 1 <= len(self.shape) <= 4 or min(self.shape) < 1:

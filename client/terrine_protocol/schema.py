@@ -19,10 +19,11 @@ REMARK_KEYS = ("why", "check")
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
 Commas = Literal["thousands", "decimal"]
 """What commas in numbers are: as in 1,234.5, or as in 3,14."""
-Encoder = Literal["hashed", "embedding"]
-"""Of texts: n-grams, hashed; or beside them an embedding, by a table or a transformer."""
 DEFAULT_TEXT_WIDTH = 2048
-MAX_EMBEDDING_WIDTH = 4096
+NO_EMBEDDINGS = (
+    "texts have no embeddings any more. Write the numbers of the embedding into columns of their "
+    "own, and make the schema and the ensemble anew: docs/ensembles.md#texts says how"
+)
 DatePart = Literal["days", "year", "month", "weekday", "hour"]
 
 
@@ -42,22 +43,6 @@ class PublicSource(Record):
     name: str
     sha256: Sha256
     records: Annotated[int, Field(ge=1)]
-
-
-class PublicFile(Record):
-    """A file that its owner declared public, by name and digest."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200)]
-    sha256: Sha256
-
-
-class Embedding(Record):
-    """An encoder of texts: a table of tokens x numbers (.safetensors) or a transformer (.onnx), and
-    what cuts texts into tokens."""
-
-    model: PublicFile
-    tokenizer: PublicFile
-    width: Annotated[int, Field(ge=1, le=MAX_EMBEDDING_WIDTH, description="Numbers for each text.")]
 
 
 class Column(Record):
@@ -102,18 +87,18 @@ class Column(Record):
     ] = None
     """Of dates: the numbers that are taken from one."""
 
-    encoder: Annotated[Encoder | None, Field(exclude_if=absent)] = None
-    """Of texts. Without it, n-grams are hashed."""
+    encoder: Annotated[Literal["hashed"] | None, Field(exclude_if=absent)] = None
+    """Of texts: their n-grams are hashed."""
     width: Annotated[int | None, Field(ge=64, le=16_384, exclude_if=absent)] = None
     """Of texts: how many numbers their n-grams become."""
-    embedding: Annotated[Embedding | None, Field(exclude_if=absent)] = None
-    """Of texts with this encoder: its files."""
 
     @model_validator(mode="before")
     @classmethod
     def _leaves_out_remarks(cls, given: Any) -> Any:
         """A proposed schema says why a column has its role, for people."""
         if isinstance(given, dict):
+            if given.get("encoder") == "embedding":
+                raise ValueError(NO_EMBEDDINGS)
             return {key: value for key, value in given.items() if key not in REMARK_KEYS}
         return given
 
@@ -178,15 +163,9 @@ class TableSchema(Record):
                 raise ValueError(
                     f"column {column.name!r}: dates, and no other columns, have order, since, parts"
                 )
-            of_texts = (column.encoder, column.width, column.embedding)
-            if column.role != "text" and any(of_texts):
+            if column.role != "text" and any((column.encoder, column.width)):
                 raise ValueError(
-                    f"column {column.name!r} is {column.role}: it has no encoder, width or "
-                    "embedding"
-                )
-            if (column.encoder == "embedding") != (column.embedding is not None):
-                raise ValueError(
-                    f"column {column.name!r}: the encoder embedding, and no other, has an embedding"
+                    f"column {column.name!r} is {column.role}: it has no encoder or width"
                 )
             if column.parts is not None and len(set(column.parts)) != len(column.parts):
                 raise ValueError(f"column {column.name!r} lists a part twice")

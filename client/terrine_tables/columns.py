@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +25,6 @@ from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_nam
 from terrine_protocol.errors import ClippedError, DataError
 from terrine_protocol.files import open_regular_file
 from terrine_protocol.schema import FEATURE_ROLES, Column, DateOrder, TableSchema
-from terrine_tables.encoders import Embed, embed_texts
 from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
@@ -141,15 +139,11 @@ ColumnEncoder = Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]
 class Encoder:
     """Encodes the rows of a table, a block at a time, and counts what the schema does not expect.
 
-    what: the table, in messages. embed: what computes embeddings of texts.
+    what: the table, in messages.
     """
 
-    def __init__(self, schema: TableSchema, what: str, embed: Embed = embed_texts) -> None:
+    def __init__(self, schema: TableSchema, what: str) -> None:
         self._what, self._named = what, True
-        self._encoders: dict[str, ColumnEncoder] = {
-            **_ENCODERS,
-            "text": partial(_encode_texts, embed),
-        }
         self._columns = [
             (column, Tally(), encoded_width(column))
             for column in schema.columns
@@ -162,7 +156,7 @@ class Encoder:
         encoded, start = np.zeros((block.rows, self.width), dtype=np.float32), 0
         for column, tally, wide in self._columns:
             tally.rows += block.rows
-            self._encoders[column.role](column, block, encoded[:, start : start + wide], tally)
+            _ENCODERS[column.role](column, block, encoded[:, start : start + wide], tally)
             start += wide
         self._named = block.named
         return encoded
@@ -238,7 +232,7 @@ def encoded_width(column: Column) -> int:
 
     One per number, ordinal or boolean, and per part of a date; one more that says that it is
     missing, for a number only if the schema says what stands for it. One per category, and one for
-    "other". Of a text the numbers of its encoder, and one that says that it is missing.
+    "other". Of a text those of its n-grams, and one that says that it is missing.
     """
     match column.role:
         case "numeric":
@@ -250,8 +244,7 @@ def encoded_width(column: Column) -> int:
         case "date":
             return len(column.parts or ()) + 1
         case "text":
-            embedded = 0 if column.embedding is None else column.embedding.width
-            return (column.width or 0) + embedded + 1
+            return (column.width or 0) + 1
         case _:
             return 0
 
@@ -522,17 +515,15 @@ def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         tally.outside += int((((days < low) | (days > high)) & ~missing).sum())
 
 
-def _encode_texts(
-    embed: Embed, column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally
-) -> None:
+def _encode_texts(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     values = block.columns[column.name]
     coded = values if isinstance(values, CodedValues) else CodedValues.of(values.tolist())
     texts, cut = list[str](), np.zeros(len(coded.values), dtype=bool)
     for place, value in enumerate(coded.values):
         text, cut[place] = clean_text(value if isinstance(value, str) else as_text(value))
         texts.append("" if text.strip() in MISSING_TEXTS else text)
-    found = encode_texts(texts, column, embed)
-    missing: NDArray[np.bool_] = np.logical_not(found[:, : column.width].any(axis=1))
+    found = encode_texts(texts, column.width or 0)
+    missing: NDArray[np.bool_] = np.logical_not(found.any(axis=1))
     out[:, :-1], out[:, -1] = found[coded.places], missing[coded.places]
     tally.missing += int(missing[coded.places].sum())
     tally.cut += int(cut[coded.places].sum())
@@ -544,8 +535,8 @@ _ENCODERS: dict[str, ColumnEncoder] = {
     "boolean": _encode_booleans,
     "numeric": _encode_numbers,
     "date": _encode_dates,
+    "text": _encode_texts,
 }
-"""Of each role, except texts."""
 
 
 def _explain_unexpected(

@@ -31,7 +31,6 @@ from terrine_tables.columns import (
     ignore_progress,
     rows_at_a_time,
 )
-from terrine_tables.encoders import Embed, embed_texts
 from terrine_tables.files import open_by_schema
 from terrine_tables.frames import check_column, read_rows
 
@@ -138,13 +137,11 @@ def encode_columns(
     note: Note,
     accept_clipped: bool,
     where: Callable[[int, int], str] = _row,
-    embed: Embed = embed_texts,
 ) -> NDArray[np.float32]:
     """Encode columns [N] by name as inputs [N, width]. Raises DataError, and ClippedError.
 
     columns: as `frames.read_rows` reads them.
     where: names a row in errors, by the first row of its block and its number there.
-    embed: what computes embeddings of texts.
     """
     described = [column for column in schema.columns if column.name in columns]
     for name, values in columns.items():
@@ -165,7 +162,7 @@ def encode_columns(
             }
             yield RowBlock(part, stop - start, partial(where, start))
 
-    return _encode_blocks(blocks(), Encoder(schema, what, embed), note, accept_clipped)
+    return _encode_blocks(blocks(), Encoder(schema, what), note, accept_clipped)
 
 
 def _encode_blocks(

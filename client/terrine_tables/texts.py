@@ -1,6 +1,6 @@
-"""Texts as numbers: hashed n-grams, and beside them what a public encoder says (`encoders.py`).
+"""Texts as numbers: hashed n-grams.
 
-    encode_texts(["no fever since Monday"], column)        # [1, encoded width - 1], from 0 to 1
+    encode_texts(["no fever since Monday"], 2048)        # [1, 2048], from 0 to 1
 
 Whoever encodes a text gets the same bytes: numbers are whole until their last division, which IEEE
 754 defines, so neither a processor nor a version of NumPy decides about the last digit. Hashes are
@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
-from terrine_protocol.schema import Column
-from terrine_tables.encoders import Embed, embed_texts
 
 MAX_TEXT_CHARACTERS = 10_000
 """Characters of a text that are read; what follows is cut off."""
@@ -59,22 +57,14 @@ def clean_text(value: object) -> tuple[str, bool]:
     return text, cut
 
 
-def encode_texts(
-    texts: Sequence[str], column: Column, embed: Embed = embed_texts
-) -> NDArray[np.float32]:
-    """Encode clean texts as numbers from 0 to 1: float32 [N, width], and embeddings after them.
+def encode_texts(texts: Sequence[str], width: int) -> NDArray[np.float32]:
+    """Encode clean texts as numbers from 0 to 1: float32 [N, width].
 
-    A text without a letter or a digit has no n-grams, and its embedding is that of no tokens: 0
-    for each n-gram, and 1/2 for each number of the embedding. Raises DataError if an encoder's
-    file is missing, or another than the schema names.
+    A text without a letter or a digit has no n-grams: 0 for each.
     """
-    width = column.width or 0
-    embedded = 0 if column.embedding is None else column.embedding.width
-    found = np.empty((len(texts), width + embedded), np.float32)
+    found = np.empty((len(texts), width), np.float32)
     for some in _batches(texts, width):
-        found[some, :width] = hash_texts(texts[some], width)
-    if column.embedding is not None:
-        found[:, width:] = embed(column.embedding, texts)
+        found[some] = hash_texts(texts[some], width)
     return found
 
 

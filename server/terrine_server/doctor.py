@@ -76,12 +76,11 @@ FULL_DISK_BYTES = 2**26
 """With less free space, answers are about to stop."""
 FOREIGN_VARIABLES = {
     "TERRINE_DEBUG",
-    "TERRINE_ENCODERS",
     "TERRINE_SHARED_DATA",
     "TERRINE_TOKEN",
     "TERRINE_URL",
 }
-"""Variables that no setting is named by: of the command line, students, encoders and tests."""
+"""Variables that no setting is named by: of the command line, students and tests."""
 
 
 def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:

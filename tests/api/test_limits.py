@@ -11,28 +11,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from support.clients import Caller, npy, raw_request, slug
+from support.clients import Caller, raw_request, slug
 from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, migrated
 from support.servers import running_server
-from support.tables import open_counted, write_encoder
+from support.tables import open_counted
 from support.wording import holds
 from terrine_models.tables.loading import load_table
 from terrine_protocol import Column, TableSchema
-from terrine_server.api.decoding import KnownTexts
+from terrine_server.api import decoding
 from terrine_server.api.services import RateLimit
 from terrine_server.app import serving
 from terrine_server.ledger import Ledger, connect
 from terrine_server.serving.bounds import Connection
 from terrine_server.settings import Settings
-from terrine_tables.encoders import EmbeddingTable, declare_embedding
-from terrine_tables.encoding import encode_rows
 
 
 @pytest.mark.usefixtures("no_refill")
@@ -84,26 +82,19 @@ TEXTS = ["fever cough", "sun", "snow warm", "cold", "word1 word2"]
 
 @dataclass(frozen=True)
 class Texts:
-    """A server with two projects of texts that have embeddings, and which texts it embedded."""
+    """A server with two projects of texts, and which rows it decoded."""
 
     url: str
     tokens: dict[str, str]
     settings: Settings
-    schema: TableSchema
-    embedded: list[str]
+    decoded: list[str]
     before: list[Callable[[], object]]
-    """Called before a text is embedded."""
+    """Called before a row is decoded."""
 
-    def ask(self, texts: Sequence[str], project: str = "a", kind: str = "json") -> httpx.Response:
-        body: str | bytes = json.dumps({"rows": [{"text": text} for text in texts]})
-        if kind == "csv":
-            body = "\n".join(["text", *texts, ""])
-        if kind == "x-npy":
-            body = npy(encode_rows([{"text": text} for text in texts], self.schema))
-        where = "text" if kind == "csv" else "application"
+    def ask(self, texts: Sequence[str], project: str = "a") -> httpx.Response:
+        body = {"rows": [{"text": text} for text in texts]}
         headers = {"Authorization": f"Bearer {self.tokens[project]}"}
-        headers["Content-Type"] = f"{where}/{kind}"
-        return httpx.post(f"{self.url}/label", content=body, headers=headers, timeout=60)
+        return httpx.post(f"{self.url}/label", json=body, headers=headers, timeout=60)
 
     def charges(self, project: str = "a") -> int:
         with closing_ledger(self.settings) as ledger:
@@ -119,10 +110,7 @@ def closing_ledger(settings: Settings) -> Iterator[Ledger]:
 
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
-    write_encoder(tmp_path / "encoder")
-    monkeypatch.setattr("terrine_tables.encoders.known_folders", [])
-    embedding = declare_embedding(tmp_path / "encoder")
-    text = Column(name="text", role="text", width=256, encoder="embedding", embedding=embedding)
+    text = Column(name="text", role="text", width=256)
     label = Column(name="label", role="label", values=("a", "b"))
     schema = TableSchema(columns=(text, label))
     url = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
@@ -137,46 +125,18 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
     ledger = Ledger(engine, SECRET_KEY)
     tokens = {name: open_counted(ledger, made, name, data) for name in ("a", "b")}
     engine.dispose()
-    embedded, before, embed = list[str](), list[Callable[[], object]](), EmbeddingTable.embed
+    decoded, before, decode_row = list[str](), list[Callable[[], object]](), decoding._decode_row
 
-    def counted(table: EmbeddingTable, texts: Sequence[str]) -> NDArray[np.float32]:
+    def counted(index: int, text: bytes) -> dict[str, Any]:
         for each in before:
             each()
-        if threading.current_thread() is not threading.main_thread():
-            embedded.extend(texts)
-        return embed(table, texts)
+        row = decode_row(index, text)
+        decoded.append(row["text"])
+        return row
 
-    monkeypatch.setattr(EmbeddingTable, "embed", counted)
-    monkeypatch.setattr("terrine_server.api.students.KNOWN_TEXTS", KnownTexts())
+    monkeypatch.setattr(decoding, "_decode_row", counted)
     with serving(made) as address:
-        yield Texts(address, tokens, made, schema, embedded, before)
-
-
-def test_what_was_asked_is_not_embedded_again_and_stays_the_same_query(
-    texts: Texts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In any order, beside others, and by every door; but for each project by itself."""
-    first = texts.ask(TEXTS[:3]).json()["results"]
-    assert sorted(texts.embedded) == sorted(TEXTS[:3])
-    for kind in ("json", "csv", "x-npy"):
-        again = texts.ask(TEXTS[2::-1], kind=kind).json()["results"]
-        assert [each["charge"] for each in again] == [each["charge"] for each in first[::-1]], kind
-        assert all(each["replayed"] for each in again)
-    assert len(texts.embedded) == 3
-    texts.ask(TEXTS)
-    assert texts.embedded[3:] == TEXTS[3:]
-    assert texts.charges() == 5
-    assert not texts.ask(TEXTS[:1], "b").json()["results"][0]["replayed"]
-    assert texts.embedded[5:] == TEXTS[:1], "no time tells of another project"
-    monkeypatch.setattr("terrine_server.api.decoding.MAX_KNOWN_NUMBERS", 3 * 8)
-    texts.ask(["warm"])
-    texts.ask(TEXTS)
-    assert texts.embedded[6:] == ["warm", *TEXTS], "few are kept"
-    monkeypatch.setattr("terrine_server.api.decoding.MAX_KNOWN_PROJECTS", 1)
-    texts.ask(["warm"], "b")
-    texts.ask(["warm"])
-    assert texts.embedded[12:] == ["warm", "warm"]
-    assert texts.charges() == 6
+        yield Texts(address, tokens, made, decoded, before)
 
 
 @pytest.mark.usefixtures("no_refill")
@@ -203,7 +163,7 @@ def test_a_request_that_takes_work_counts_as_several(
         asked = [students.submit(texts.ask, [text]) for text in TEXTS[1:]]
         replies = [each.result() for each in asked]
     assert sorted(each.status_code for each in replies) == [200, 429, 429, 429]
-    assert len(texts.embedded) == texts.charges() == 2
+    assert len(texts.decoded) == texts.charges() == 2
     refused = texts.ask(TEXTS[:1])
     assert slug(refused) == "rate-limited"
     assert int(refused.headers["Retry-After"]) == refused.json()["retry_after"] > 20
@@ -211,7 +171,7 @@ def test_a_request_that_takes_work_counts_as_several(
 
 
 def test_who_hangs_up_is_not_worked_for(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for the rest of what is being embedded, nor for what waits for its turn."""
+    """Neither for the rest of what is being decoded, nor for what waits for its turn."""
     begun, gone, lost, seen = threading.Event(), threading.Event(), Connection.connection_lost, 0
 
     def leave(connection: Connection, error: Exception | None) -> None:
@@ -243,5 +203,5 @@ def test_who_hangs_up_is_not_worked_for(texts: Texts, monkeypatch: pytest.Monkey
     assert gone.wait(60)
     texts.before.clear()
     assert texts.ask(TEXTS[-1:]).status_code == 200
-    assert texts.embedded == [TEXTS[0], TEXTS[-1]]
+    assert texts.decoded == [TEXTS[0], TEXTS[-1]]
     assert texts.charges() == 1

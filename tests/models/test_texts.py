@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from support.data import KEPT
 from support.wording import holds, refuses
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
-from terrine_models.storage.manifests import FeatureSpec
-from terrine_models.tables.loading import encoded_input, load_table
+from terrine_models.storage.manifests import FeatureSpec, StoreError
+from terrine_models.tables.loading import encoded_input, load_table, read_schema
 from terrine_models.tables.roles import propose_schema
+from terrine_models.teachers.kinds import load_manifest
 from terrine_protocol.errors import DataError
-from terrine_protocol.schema import Column, PublicFile, TableSchema
+from terrine_protocol.schema import Column, TableSchema
 from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, hash_texts
 
@@ -247,7 +250,6 @@ def test_without_public_rows_texts_are_projected_at_random(
         {"role": "categorical", "values": ["x"], "encoder": "hashed"},
         {"role": "text", "width": 10},
         {"role": "text", "width": 10**9},
-        {"role": "text", "encoder": "embedding"},
         {"role": "text", "values": ["x"]},
         {"role": "text", "encoder": "pickle"},
     ],
@@ -258,7 +260,27 @@ def test_a_schema_that_contradicts_itself_is_refused(column: dict[str, Any]) -> 
         TableSchema.model_validate(given)
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/etc/passwd", ".hidden", "a/b"])
-def test_a_schema_names_no_file_elsewhere(name: str) -> None:
-    with pytest.raises(ValueError, match="name"):
-        PublicFile(name=name, sha256="0" * 64)
+def test_an_ensemble_whose_texts_had_embeddings_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    kept = Path(shutil.copytree(KEPT / "heads", tmp_path / "heads")) / "manifest.json"
+    document = json.loads(kept.read_text())
+    document["input"] |= {"shape": [264], "texts": [{"start": 0, "hashed": 256, "embedded": 0}]}
+    kept.write_text(json.dumps(document))
+    spec = load_manifest(kept.parent).input
+    assert spec.model_dump(mode="json")["texts"] == document["input"]["texts"]
+    files = {name: {"name": name, "sha256": "0" * 64} for name in ("model", "tokenizer")}
+    text = {
+        "name": "text",
+        "role": "text",
+        "encoder": "embedding",
+        "embedding": {**files, "width": 7},
+    }
+    encoding = {"columns": [text, LABEL.model_dump(exclude_none=True)]}
+    texts = [{"start": 0, "hashed": 256, "embedded": 7}]
+    for change in ({"encoding": encoding}, {"input": {**document["input"], "texts": texts}}):
+        kept.write_text(json.dumps({**document, **change}))
+        with refuses(StoreError, kept.name, "embeddings", "docs/ensembles.md#texts"):
+            load_manifest(kept.parent)
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(encoding))
+    with refuses(DataError, schema.name, "embeddings", "docs/ensembles.md#texts"):
+        read_schema(schema)

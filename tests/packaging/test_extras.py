@@ -151,7 +151,7 @@ def test_an_auditor_measures_the_mechanisms() -> None:
 def test_an_image_has_all_that_any_module_imports() -> None:
     """As its build finds out, which no Docker engine need do here."""
     script = REPOSITORY / "docker" / "compile_imported.py"
-    extras = ("server", "embedding", "onnx", "oidc")
+    extras = ("server", "onnx", "oidc")
     done = run(f"{HIDE}exec({script.read_text()!r})", extras)
     assert (done.returncode, done.stderr) == (0, "")
 

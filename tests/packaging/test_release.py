@@ -64,7 +64,7 @@ def test_a_changelog_that_fits_is_accepted(unreleased: str) -> None:
 
 LOCK = (REPOSITORY / "docker" / "requirements.lock").read_text()
 LOCK_RAY = (REPOSITORY / "docker" / "requirements-ray.lock").read_text()
-EXTRAS = {LOCK: ("server", "embedding", "onnx", "oidc"), LOCK_RAY: ("ray",)}
+EXTRAS = {LOCK: ("server", "onnx", "oidc"), LOCK_RAY: ("ray",)}
 
 
 def pinned(lock: str) -> dict[str, str]:

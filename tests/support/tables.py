@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from numpy.typing import NDArray
 
 from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DataError, Dataset
@@ -604,27 +603,6 @@ def open_counted(ledger: Ledger, settings: Settings, name: str, data: Dataset) -
     open_project(ledger, ProjectOpen.model_validate({**terms, "mechanism": mechanism}))
     request = TokenCreate(role=Role.STUDENT, project=name)
     return Tokens(ledger, SECRET_KEY).create(request).token
-
-
-TABLE_ROWS = 40
-
-
-def write_encoder(
-    folder: Path, table: NDArray[Any] | None = None, tokens: int = TABLE_ROWS
-) -> None:
-    """A public table of embeddings, and what cuts texts into words that it knows."""
-    from safetensors.numpy import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    folder.mkdir(exist_ok=True)
-    words = [f"word{number}" for number in range(tokens - 7)]
-    words += ["fever", "cough", "sun", "snow", "warm", "cold", "[UNK]"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if table is None:
-        table = np.random.default_rng(0).normal(size=(TABLE_ROWS, 8)).astype(np.float32)
-    save_file({"embedding.weight": table}, folder / "table.safetensors")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ from terrine_models.features.linear import (
 from terrine_models.features.texts import (
     fit_texts,
     other_columns,
-    text_blocks,
     text_features,
     text_shapes,
 )
@@ -947,7 +946,7 @@ def _of_texts(inputs: InputSpec, public: PublicData, width: int, whiten: bool) -
         variance = float(_project(linear.Bins(bins)(columns), bins).var(0).sum())
         length = (TEXT_VARIANCE_SHARE * variance) ** 0.5
     texts = fit_texts(rows, inputs, width, length, _principal_components)
-    known = tuple(texts[f"basis_{number}"].shape[1] for number in range(len(text_blocks(inputs))))
+    known = tuple(texts[f"basis_{number}"].shape[1] for number in range(len(inputs.texts or ())))
     spec = FeatureSpec(
         base="texts",
         projection="whitened" if whiten else "scaled",

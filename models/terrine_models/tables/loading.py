@@ -201,9 +201,7 @@ def encoded_input(schema: TableSchema) -> InputSpec:
     numbers, texts = 0, list[TextNumbers]()
     for column in schema.columns:
         if column.role == "text":
-            hashed, all_of_it = column.width or 0, encoded_width(column)
-            embedded = all_of_it - hashed - 1  # the last says whether it is missing
-            texts.append(TextNumbers(start=numbers, hashed=hashed, embedded=embedded))
+            texts.append(TextNumbers(start=numbers, hashed=column.width or 0))
         numbers += encoded_width(column)
     return InputSpec(shape=(numbers,), dtype="float32", low=0, high=1, texts=tuple(texts) or None)
 

@@ -18,7 +18,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from terrine_protocol.schema import (
     Commas,
     DateOrder,
     DatePart,
-    Embedding,
     PublicSource,
     TableSchema,
 )
@@ -825,7 +824,6 @@ def propose_schema(
     columns: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
-    embedding: Embedding | None = None,
     note: Note = warn,
     progress: Progress = ignore_progress,
 ) -> SchemaProposal:
@@ -836,8 +834,7 @@ def propose_schema(
     header. `classes` declares what the label can be, or `bins` the edges that cut its numbers into
     classes: the table need not have that column then. `group`, `ignore` and `keep` (as a feature)
     overrule the guesses; a `group` may be in the private table alone, unless it is spelled nearly
-    as a column of this one. `embedding` encodes the columns of text, beside their n-grams. Raises
-    DataError.
+    as a column of this one. Raises DataError.
     """
     path, label = Path(path), normalize(label)
     group = None if group is None else normalize(group)
@@ -887,8 +884,6 @@ def propose_schema(
         column = table.pop(0)
         decided = decide.get(column.name)
         guesses.append(decided(column) if decided else _guess(column, people))
-    if embedding is not None:
-        guesses = [_with_embedding(guess, embedding) for guess in guesses]
     if label in absent:
         described = Column(name=label, role="label", values=tuple(classes or ()))
         if bins is not None:
@@ -1179,14 +1174,6 @@ def _text(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
     return RoleGuess(
         Column(name=column.name, role="text"), "free text: its words are hashed", doubt
     )
-
-
-def _with_embedding(guess: RoleGuess, embedding: Embedding) -> RoleGuess:
-    if guess.column.role != "text":
-        return guess
-    update = {"encoder": "embedding", "embedding": embedding}
-    why = f"{guess.why}, beside an embedding by {embedding.model.name}"
-    return replace(guess, column=guess.column.model_copy(update=update), why=why)
 
 
 def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGuess:

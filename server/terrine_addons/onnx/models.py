@@ -35,7 +35,6 @@ from terrine_models.storage.manifests import StoreError
 from terrine_protocol.base import Record, list_names, map_class_numbers, normalize
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import open_regular_file
-from terrine_tables.encoders import messages_in
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -1073,3 +1072,12 @@ def _run(request: CheckRequest, seconds: float) -> list[FileFinding]:
         return found
     finally:
         process.end()
+
+
+def messages_in(message: Any) -> Iterator[Any]:
+    """A protocol buffer message and all those in it."""
+    yield message
+    for kind, value in message.ListFields():
+        if kind.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from messages_in(each)

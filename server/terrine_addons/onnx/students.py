@@ -40,7 +40,7 @@ from terrine_models.features.maps import (
     averaging,
     enlarging,
 )
-from terrine_models.features.texts import other_columns, text_blocks
+from terrine_models.features.texts import other_columns
 from terrine_models.storage.manifests import FeatureSpec, StoreError, sha256
 from terrine_models.students.models import BIASES, MODEL_FILE, WEIGHTS, Student
 from terrine_protocol.files import write_atomically
@@ -342,11 +342,10 @@ def _text_features(
         others = graph.constant(other_columns(inputs), np.int64)
         binned = _add_bins(graph, graph("Gather", rows, others, axis=1), tensors)
         parts.append(_add_projection(graph, binned, tensors))
-    for number, block in enumerate(text_blocks(inputs)):
-        own = graph.part(rows, 1, block.start, block.start + block.size)
-        if block.hashed:
-            own = graph.over(graph.plus(own, 1.0), 2.0)
-        weighed = graph.unit_length(graph.times(own, tensors[f"weights_{number}"]), 1)
+    for number, text in enumerate(inputs.texts or ()):
+        own = graph.part(rows, 1, text.start, text.start + text.hashed)
+        n_grams = graph.over(graph.plus(own, 1.0), 2.0)
+        weighed = graph.unit_length(graph.times(n_grams, tensors[f"weights_{number}"]), 1)
         centred = graph.minus(weighed, tensors[f"mean_{number}"])
         points = graph("MatMul", centred, graph.constant(tensors[f"basis_{number}"]))
         parts.append(graph.times(graph.unit_length(points, 1), tensors["lengths"][number]))

@@ -8,19 +8,16 @@ after that. Arrays are views of the received bytes.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import math
 import re
 import struct
 import zipfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 from typing import Annotated, Any
 
 import msgspec
@@ -31,11 +28,9 @@ from numpy.typing import NDArray
 from terrine_protocol import EnsembleFacts, TableSchema
 from terrine_protocol.base import column_name, quantity
 from terrine_protocol.errors import DataError
-from terrine_protocol.schema import Embedding
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
 from terrine_server.labeling.pipeline import check_batch, check_shape
 from terrine_tables.columns import check_names, encoded_width
-from terrine_tables.encoders import Embed, embed_texts
 from terrine_tables.encoding import columns_of, encode_columns
 
 MAX_HEADER_BYTES = 1024
@@ -149,13 +144,11 @@ def decode(
     limits: BodyLimits,
     accept_clipped: bool = False,
     check_client: Callable[[], object] = lambda: None,
-    embed: Embed = embed_texts,
 ) -> DecodedQueries:
     """Decode `body` according to its content type into arrays of the shapes that are `expected`.
 
     `accept_clipped`: whether much of a column of rows by name may be outside the schema's range.
-    `check_client`: called between rows of JSON; raises if nobody waits for them any more. `embed`:
-    what computes embeddings of texts.
+    `check_client`: called between rows of JSON; raises if nobody waits for them any more.
 
     Raises what these raise, `UnsupportedMediaType`, `RequestValidationError` (malformed JSON,
     unknown fields), `InvalidQuery` (not the arrays that the ensemble takes) or `PayloadTooLarge`.
@@ -164,7 +157,7 @@ def decode(
     _check_charset(content_type)
     schema, named = expected.encoding, None
     if schema is not None:
-        named = NamedRows(schema, limits, accept_clipped, check_client, embed)
+        named = NamedRows(schema, limits, accept_clipped, check_client)
     match kind := media_type(content_type):
         case "application/json":
             return decode_json(body, expected, limits, named, check_client)
@@ -476,14 +469,13 @@ class NamedRows:
     the same rows are the same queries, in whichever form they come.
 
     accept_clipped: whether much of a column may be clipped to the schema's range, or missing.
-    check_client, embed: as `decode`.
+    check_client: as `decode`.
     """
 
     schema: TableSchema
     limits: BodyLimits
     accept_clipped: bool
     check_client: Callable[[], object]
-    embed: Embed
 
     def of_objects(self, texts: Sequence[msgspec.Raw]) -> DecodedQueries:
         """Encode objects of JSON, each with a value for every feature: a row at a time.
@@ -567,7 +559,6 @@ class NamedRows:
                 notes.append,
                 self.accept_clipped,
                 lambda start, row: where(start + row),
-                self.embed,
             )
         except DataError as error:
             raise InvalidQuery(str(error)) from None
@@ -576,66 +567,6 @@ class NamedRows:
     def _decode_row(self, index: int, text: bytes) -> dict[str, Any]:
         self.check_client()
         return _decode_row(index, text)
-
-
-MAX_KNOWN_NUMBERS = 2**20
-"""Of the embeddings that are kept of a project: 4 MiB, of some 2,700 texts with 384 numbers."""
-MAX_KNOWN_PROJECTS = 32
-
-
-class KnownTexts:
-    """Embeddings of texts that were asked lately: what is asked again is not computed again.
-
-    A transformer takes a thousand times as long for a text as all else that is done with it. Of
-    each project apart, so that no answer's time tells what another project asked. Texts are known
-    by their digests, and what is found is what `embed_texts` returns: a query stays the same query.
-    """
-
-    def __init__(self) -> None:
-        self._projects = OrderedDict[str, OrderedDict[bytes, NDArray[np.float32]]]()
-        self._lock = Lock()
-
-    def embedder(self, project: str, check_client: Callable[[], object]) -> Embed:
-        """Return what embeds texts of a project in the thread that calls it, one at a time.
-
-        `check_client`: called before each. `project`: what no other project is called, ever.
-        """
-
-        def embed(embedding: Embedding, texts: Sequence[str]) -> NDArray[np.float32]:
-            found = np.empty((len(texts), embedding.width), np.float32)
-            start = hashlib.sha256(embedding.model_dump_json().encode() + b"\0")
-            for place, text in enumerate(texts):
-                digest = start.copy()
-                digest.update(text.encode())
-                key = digest.digest()
-                known = self._find(project, key)
-                if known is None:
-                    check_client()
-                    known = embed_texts(embedding, [text])[0]
-                    self._keep(project, key, known)
-                found[place] = known
-            return found
-
-        return embed
-
-    def _find(self, project: str, key: bytes) -> NDArray[np.float32] | None:
-        with self._lock:
-            texts = self._projects.get(project)
-            if texts is None or key not in texts:
-                return None
-            self._projects.move_to_end(project)
-            texts.move_to_end(key)
-            return texts[key]
-
-    def _keep(self, project: str, key: bytes, embedded: NDArray[np.float32]) -> None:
-        with self._lock:
-            texts = self._projects.setdefault(project, OrderedDict())
-            self._projects.move_to_end(project)
-            texts[key] = embedded
-            if len(texts) * len(embedded) > MAX_KNOWN_NUMBERS:
-                texts.popitem(last=False)
-            if len(self._projects) > MAX_KNOWN_PROJECTS:
-                self._projects.popitem(last=False)
 
 
 def _decode_row(index: int, text: bytes) -> dict[str, Any]:

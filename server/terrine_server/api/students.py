@@ -16,7 +16,6 @@ from terrine_server.api import openapi
 from terrine_server.api.decoding import (
     BodyLimits,
     DecodedQueries,
-    KnownTexts,
     check_length,
     decode,
 )
@@ -51,7 +50,6 @@ DECODING = PerTokenThreads(8)
 thread pool."""
 REQUEST_SECONDS = 0.05
 """Processor seconds of decoding and checking that are one request in those of a minute."""
-KNOWN_TEXTS = KnownTexts()
 
 
 @router.post(
@@ -153,8 +151,7 @@ async def _read_body(
         body += part
         check_length(content_type, len(body), expected, limits)
     check_client = client_check(request.scope)
-    embed = KNOWN_TEXTS.embedder(known.genesis, check_client)
-    given = expected, limits, accept_clipped, check_client, embed
+    given = expected, limits, accept_clipped, check_client
     return partial(decode, content_type, bytes(body), *given)
 
 

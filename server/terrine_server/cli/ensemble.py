@@ -54,7 +54,6 @@ from terrine_server.owner.operations import make_directories
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
 from terrine_server.settings import Settings
-from terrine_tables.encoders import declare_embedding
 from terrine_tables.encoding import encode_table
 from terrine_tables.formats import is_table
 
@@ -698,7 +697,6 @@ def schema(
     group: reading.Group = None,
     ignore: reading.Ignore = None,
     keep: reading.Keep = None,
-    embedding: reading.Embedded = None,
     columns: reading.Columns = None,
 ) -> None:
     """Propose a schema for a public table, explain it, and write it to a file you can edit.
@@ -732,7 +730,6 @@ def schema(
             columns=reading.split_names(columns),
             ignore=ignore or (),
             keep=keep or (),
-            embedding=None if embedding is None else declare_embedding(embedding),
             note=note_on,
             progress=progress,
         )

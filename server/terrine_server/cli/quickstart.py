@@ -59,7 +59,6 @@ from terrine_server.quickstart.records import (
 )
 from terrine_server.quickstart.report import describe, name_option, write_range
 from terrine_server.settings import Settings
-from terrine_tables.encoders import declare_embedding
 from terrine_tables.formats import is_table
 
 MAX_NOTES = 6
@@ -144,7 +143,6 @@ def quickstart(
     columns: reading.Columns = None,
     ignore: reading.Ignore = None,
     keep: reading.Keep = None,
-    embedding: reading.Embedded = None,
     classes: reading.Classes = None,
     images: reading.Images = None,
     epsilon: Annotated[
@@ -226,7 +224,6 @@ def quickstart(
         bins=reading.parse_bins(bins),
         ignore=tuple(ignore or ()),
         keep=tuple(keep or ()),
-        embedding=embedding,
     )
     records = private if units is None else units
     if records is None or None not in (private, units) or (private is None and not dry_run):
@@ -245,8 +242,6 @@ def quickstart(
                 f"{path} is not a table. Only of rows of a table can be said what they may hold; "
                 "pictures and arrays have no --schema, and need --public data to be asked about."
             )
-    if embedding is not None:
-        declare_embedding(embedding)  # which a schema that exists may name, too
     name = _ensemble_name(private or public or Path()) if name is None else name
     check_epsilon(epsilon)
     # Before anything is made.
@@ -369,7 +364,6 @@ def _table_options(given: Described) -> list[object]:
         "--group": given.group,
         "--columns": given.columns and join_names(given.columns),
         "--bins": given.bins and join_numbers(given.bins),
-        "--embedding": given.embedding,
     }
     ignored = [word for name in given.ignore for word in ("--ignore", name)]
     kept = [word for name in given.keep for word in ("--keep", name)]

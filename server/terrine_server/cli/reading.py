@@ -56,14 +56,6 @@ Schema = Annotated[
         "--declare. Its column of the role group says whose a row is.",
     ),
 ]
-Embedded = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Of texts: a public encoder, beside their n-grams: a transformer (*.onnx) or a table "
-        "of tokens x numbers (*.safetensors), and its tokenizer.json.",
-    ),
-]
 Bins = Annotated[
     str | None,
     typer.Option(

@@ -27,9 +27,8 @@ from terrine_protocol.projects import ImageFormat
 from terrine_protocol.schema import Column, DateOrder, TableSchema
 from terrine_server.progress import stages_bar
 from terrine_tables.columns import Note, ignore_note
-from terrine_tables.encoders import declare_embedding
 from terrine_tables.files import has_column
-from terrine_tables.formats import is_table
+from terrine_tables.formats import explain_unread, is_table
 
 T = TypeVar("T")
 
@@ -105,13 +104,12 @@ class Described:
     bins: Sequence[float] | None = None
     ignore: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    embedding: Path | None = None
 
     @property
     def is_of_table(self) -> bool:
         """Whether anything is said that is said of tables alone."""
         said = self.label, self.group, self.columns, self.bins, self.ignore, self.keep
-        return any((*said, self.embedding))
+        return any(said)
 
     @property
     def is_unlabelled(self) -> bool:
@@ -134,7 +132,6 @@ class Described:
                 columns=self.columns,
                 ignore=self.ignore,
                 keep=self.keep,
-                embedding=None if self.embedding is None else declare_embedding(self.embedding),
                 note=note,
                 progress=progress,
             )
@@ -154,8 +151,8 @@ def find_schema(data: Path, given: Given, out: Path, owner: Owner) -> tuple[Path
     if not is_table(data):
         if given.is_of_table:
             raise QuickstartError(
-                "--label, --bins, --group, --columns, --ignore, --keep and --embedding are for "
-                "tables."
+                "--label, --bins, --group, --columns, --ignore and --keep are for tables. "
+                f"{explain_unread(data)}"
             )
         return None, given
     if out.exists():

@@ -60,11 +60,10 @@ def picture_spec(*shape: int) -> InputSpec:
     return InputSpec(shape=shape, dtype="uint8", low=0, high=255)
 
 
-def text_spec(embedded: int) -> InputSpec:
-    """A text and, beside an embedding, a number before it and one after."""
-    others, texts = embedded // 4, TextNumbers(start=embedded // 8, hashed=256, embedded=embedded)
-    shape = (256 + embedded + others,)
-    return InputSpec(shape=shape, dtype="float32", low=0, high=1, texts=(texts,))
+def text_spec(others: int) -> InputSpec:
+    """A text, and so many numbers before it and after it."""
+    text = TextNumbers(start=others, hashed=256)
+    return InputSpec(shape=(256 + 2 * others,), dtype="float32", low=0, high=1, texts=(text,))
 
 
 def reports(spec: InputSpec, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -77,11 +76,7 @@ def reports(spec: InputSpec, classes: int) -> tuple[NDArray[np.float32], NDArray
     texts = ["" if random.random() < 0.02 else " ".join(words[i] for i in some) for some in chosen]
     x = random.random((600, *spec.shape), dtype=np.float32)
     for text in spec.texts or ():
-        after = text.start + text.hashed
-        x[:, text.start : after] = hash_texts(texts, text.hashed)
-        vectors = random.normal(size=(600, text.embedded))
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        x[:, after : after + text.embedded] = (vectors / lengths + 1) / 2
+        x[:, text.start : text.start + text.hashed] = hash_texts(texts, text.hashed)
     return x, labels
 
 
@@ -101,7 +96,7 @@ CASES: dict[str, tuple[str, InputSpec, int]] = {
     "pictures of six channels": ("ridge", picture_spec(22, 21, 6), 3),
     "pictures of one channel": ("kernel", picture_spec(20, 20, 1), 2),
     "texts": ("ridge", text_spec(0), 3),
-    "texts with embeddings, beside numbers": ("ridge", text_spec(8), 2),
+    "texts beside numbers": ("ridge", text_spec(1), 2),
 }
 
 
