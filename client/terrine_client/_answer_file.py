@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from terrine_client._labels import NO_COUNT, Labels
 from terrine_client.errors import ConfigurationError
 from terrine_protocol import ProjectInfo
+from terrine_protocol.files import replacing
 
 FILE_NAME = "answers.npz"
 
@@ -123,22 +123,15 @@ class AnswerFile:
         counted: dict[str, Any] = {}
         if self.noisy_counts is not None:
             counted = {"noisy_counts": self.noisy_counts, "noise_sigma": self.noise_sigma}
-        scratch = self.path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
-        try:
-            with scratch.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    about=self.about,
-                    outcomes=self.outcomes,
-                    labels=self.labels,
-                    planned=self.planned,
-                    beliefs=self.probabilities,
-                    spending=self.spending,
-                    rounds=self.rounds,
-                    **counted,
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self.path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        with replacing(self.path) as file:
+            np.savez_compressed(
+                file,
+                about=self.about,
+                outcomes=self.outcomes,
+                labels=self.labels,
+                planned=self.planned,
+                beliefs=self.probabilities,
+                spending=self.spending,
+                rounds=self.rounds,
+                **counted,
+            )

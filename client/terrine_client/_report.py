@@ -343,7 +343,6 @@ def _describe_limits(report: Report) -> list[str]:
 # Okabe and Ito's colours, which people with red-green colour blindness can tell apart.
 ACCURACY_COLOUR = "#0072B2"
 MAJORITY_COLOUR = "#E69F00"
-TRUE_LABELS_COLOUR = "#009E73"
 EPSILON_COLOUR = "#D55E00"
 TICK_ERRORS_PERCENT = (
     (90, 70, 50, 30, 20, 10, 5, 3, 2, 1, 0.5, 0.3, 0.2, 0.1),
@@ -357,22 +356,19 @@ MIN_ERROR_PERCENT = 0.05
 MIN_TICKS, MAX_TICKS = 4, 10
 
 
-def draw(report: Report, path: Path, *, true_labels: float | None = None) -> bool:
+def draw(report: Report, path: Path) -> bool:
     """Draw `report` as a PNG of 1200 x 1050 pixels, and return True. See `draw_figure`.
 
     Where matplotlib is not installed, as beside a server, draw nothing and return False.
     """
     if find_spec("matplotlib") is None:
         return False
-    draw_figure(report, true_labels=true_labels).savefig(path, metadata={"Software": None})
+    draw_figure(report).savefig(path, metadata={"Software": None})
     return True
 
 
-def draw_figure(report: Report, *, true_labels: float | None = None) -> Figure:
-    """Draw accuracy, with its baselines, above what was spent.
-
-    true_labels: accuracy on the same held-out inputs of the same student of true labels, if known.
-    """
+def draw_figure(report: Report) -> Figure:
+    """Draw accuracy, with that of the largest class, above what was spent."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 7), dpi=150, layout="constrained")
@@ -391,14 +387,6 @@ def draw_figure(report: Report, *, true_labels: float | None = None) -> Figure:
                 ha="right",
                 color=ACCURACY_COLOUR,
                 fontsize=9,
-            )
-        if true_labels is not None:
-            upper.axhline(
-                true_labels * 100,
-                color=TRUE_LABELS_COLOUR,
-                lw=1.5,
-                ls="--",
-                label="the same student on true labels",
             )
         if report.majority is not None:
             upper.axhline(

@@ -51,7 +51,6 @@ from terrine_protocol.files import write_atomically
 from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
-    from terrine_models.data.arrays import InputSpec
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
@@ -194,8 +193,7 @@ def distill(
         history = append_round(history, latest)
         answer_file.save_rounds(json.dumps([asdict(entry) for entry in history]))
         tell(format_round(number, history[-1]))
-    if made is None:
-        raise DistillError(_explain_nothing_learned(answer_file, refused))
+    assert made is not None  # noqa: S101 - the last round trained on what was bought
     for line in format_choice(made.choice):
         tell(line)
     student = made.student.with_model(image=project.ensemble.image)
@@ -467,13 +465,6 @@ def first_probabilities(project: ProjectInfo, rows: int) -> Array | None:
         return None
     classes = len(project.ensemble.classes)
     return np.full((rows, classes), 1 / classes)
-
-
-def make_input_spec(project: ProjectInfo) -> InputSpec:
-    """Return the format of the inputs that the project takes."""
-    from terrine_models.data.arrays import InputSpec
-
-    return InputSpec.model_validate(project.ensemble.input.model_dump())
 
 
 def check_data(

@@ -538,20 +538,8 @@ def tile_of(size: int, level: int, index: int) -> Tile:
     return Tile(level, index, width)
 
 
-def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return the entries in a bundle: each with its length before it. Raises NoteError."""
-    entries, at = [], 0
-    while at < len(bundle):
-        end = at + 2 + int.from_bytes(bundle[at : at + 2], "big")
-        if end > len(bundle):
-            raise NoteError("a bundle of entries is cut off")
-        entries.append(bundle[at + 2 : end])
-        at = end
-    return entries
-
-
 def join_bundle(entries: list[bytes]) -> bytes:
-    """Return what `split_bundle` reads."""
+    """Return a bundle of entries: each with its length, of two bytes, before it."""
     return b"".join(len(entry).to_bytes(2, "big") + entry for entry in entries)
 
 

@@ -69,20 +69,17 @@ def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(
 
 def test_accuracy_and_epsilon_have_a_panel_each_and_the_baselines_are_drawn(tmp_path: Path) -> None:
     report = example([0.97, 0.98])
-    figure = draw_figure(report, true_labels=0.99)
+    figure = draw_figure(report)
     upper, lower = figure.axes  # one scale for each panel: a second would be a third axes
     assert upper.get_position().y0 > lower.get_position().y0
     lines = {str(line.get_label()): line for line in upper.get_lines()}
     assert np.asarray(lines["accuracy of the student"].get_ydata()) == pytest.approx([97, 98])
-    assert np.asarray(lines["the same student on true labels"].get_ydata()) == pytest.approx(
-        [99, 99]
-    )
     assert np.asarray(lines["always the largest class"].get_ydata()) == pytest.approx([11, 11])
     low, high = upper.get_ylim()
-    assert low < 11 < 99 < high
+    assert low < 11 < 98 < high
     drawn = [*upper.get_lines(), lower.get_lines()[0]]
-    assert len({line.get_color() for line in drawn}) == 4
-    assert len({line.get_linestyle() for line in upper.get_lines()}) == 3
+    assert len({line.get_color() for line in drawn}) == 3
+    assert len({line.get_linestyle() for line in upper.get_lines()}) == 2
     assert upper.get_legend() is lower.get_legend() is None
     assert len(figure.legends) == 1
     draw(report, tmp_path / "picture.png")
@@ -95,7 +92,7 @@ def test_without_held_out_inputs_there_is_only_what_was_spent() -> None:
 
 
 def test_a_perfect_student_is_drawn_too() -> None:
-    upper = draw_figure(example([0.5, 1.0]), true_labels=1.0).axes[0]
+    upper = draw_figure(example([0.5, 1.0])).axes[0]
     assert upper.get_ylim()[1] >= 99.9
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pymerkle import InmemoryTree
 
 from terrine_protocol import transparency
-from terrine_protocol.transparency import WIDTH, Tile, Tiles, join_bundle, split_bundle, tile_of
+from terrine_protocol.transparency import WIDTH, Tile, Tiles, tile_of
 
 ENTRIES = [hashlib.sha256(n.to_bytes(4, "big")).digest() for n in range(70_000)]
 LEAVES = [transparency.leaf_hash(entry) for entry in ENTRIES]
@@ -91,11 +91,6 @@ def test_a_large_tree_is_proven_from_its_tiles_alone() -> None:
 def test_a_tile_that_is_cut_off_proves_nothing() -> None:
     with pytest.raises(transparency.ProofError):
         Tiles(300, lambda tile: bytes(32 * tile.width - 1)).perfect(0, 0)
-
-
-@given(st.lists(st.binary(max_size=40)))
-def test_bundles_are_read_as_written(entries: list[bytes]) -> None:
-    assert split_bundle(join_bundle(entries)) == entries
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=2, max_size=20, unique=True))
