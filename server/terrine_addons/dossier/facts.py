@@ -157,13 +157,11 @@ def _every_act(ledger: Ledger) -> Iterator[LogEntry]:
 
 def _find_wrong_files(record: EnsembleRecord, settings: Settings) -> str | None:
     from terrine_models.storage.manifests import StoreError
-    from terrine_models.teachers.kinds import ensemble_format
+    from terrine_models.teachers.kinds import verify_ensemble
 
-    directory = settings.data_dir / record.current.path
+    held = record.current
     try:
-        held = ensemble_format(directory)
-        held.verify(directory)
-        if held.digest(directory) != record.current.manifest_sha256:
+        if verify_ensemble(settings.data_dir / held.path) != held.manifest_sha256:
             return "another manifest than the one that was registered"
     except (StoreError, OSError) as error:
         return str(error)
