@@ -10,7 +10,7 @@ ADDON = Addon(
     commands={
         "demo": (
             "terrine_addons.demo.commands:demo",
-            "Run all of Terrine once: let records vote, serve, teach students, verify the ledger.",
+            "Run all of Terrine once: let records vote, serve, teach a student, verify the ledger.",
         )
     }
 )

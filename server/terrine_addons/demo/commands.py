@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from terrine_server.cli.console import console, errors, fail
+from terrine_server.cli.console import fail
 
 DEFAULT_OUT = Path("terrine-demo")
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -33,7 +32,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Run all of Terrine once: let records vote, serve, teach students, verify the ledger.
+    """Run all of Terrine once: let records vote, serve, teach a student, verify the ledger.
 
     Uses MNIST from --data, from your cache or downloaded (TERRINE_MNIST_URL names another mirror);
     otherwise scikit-learn's digits.
@@ -47,20 +46,11 @@ def demo(
     directory = _fresh(out)
 
     from terrine_addons.demo.material import choose
-    from terrine_addons.demo.story import Demo, ServerError
+    from terrine_addons.demo.story import Demo
 
-    material = choose(data, quick, os.environ.get("TERRINE_MNIST_URL", MIRROR), console)
+    material = choose(data, quick, os.environ.get("TERRINE_MNIST_URL", MIRROR))
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("SIGTERM", "SIGHUP"):  # the server must not outlive us
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
-    try:
-        Demo(material, directory, console).run()
-    except ServerError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        errors.print(f"Interrupted. The server is stopped; the files so far are in {directory}.")
-        raise typer.Exit(130) from None
+    Demo(material, directory).run()
 
 
 def _fresh(out: Path | None) -> Path:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
-import stamina
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,15 +19,14 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from stamina.instrumentation import RetryDetails, get_on_retry_hooks, set_on_retry_hooks
 
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
+from terrine_server.cli.console import console
 
 TIMEOUT_SECONDS = (10.0, 20.0)
 """Seconds to connect, and seconds without a byte."""
-MAX_ATTEMPTS = 2
 MAX_PACKED_BYTES = 16 * 2**20
 """Bytes of a packed file, of which the largest has ten million."""
 FILES = {
@@ -82,8 +77,7 @@ def fetch_mnist(url: str, directory: Path, bar: Progress) -> None:
             continue
         try:
             task = bar.add_task(name, total=None, visible=False)
-            with _retries_in_words(bar):
-                data = _unpack(_download_packed(source, bar, task), size)
+            data = _unpack(_download_packed(source, bar, task), size)
         except httpx.HTTPStatusError as error:
             status = f"{error.response.status_code} {error.response.reason_phrase}"
             raise FetchError(f"{source} responded with HTTP {status}") from None
@@ -111,22 +105,6 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def _retries_in_words(bar: Progress) -> Iterator[None]:
-    """Say above the bar that a download is tried again, instead of in a line of stamina's own."""
-
-    def say(details: RetryDetails) -> None:
-        bar.console.print(f"{details.caused_by}. Trying again.", highlight=False, markup=False)
-
-    before = get_on_retry_hooks()
-    set_on_retry_hooks([say])
-    try:
-        yield
-    finally:
-        set_on_retry_hooks(before)
-
-
-@stamina.retry(on=httpx.TransportError, attempts=MAX_ATTEMPTS)
 def _download_packed(source: str, bar: Progress, task: TaskID) -> bytes:
     """Return what a mirror sends, as it is packed. Raises httpx.HTTPError."""
     connect, read = TIMEOUT_SECONDS
@@ -169,8 +147,18 @@ class DemoData:
     """[Q, H, W]. The student's own labelled images, for testing only."""
     held_out_labels: NDArray[np.int64]
 
+    def save(self, out: Path) -> tuple[Path, Path, Path]:
+        """Write private, public and held-out images as a user would have them."""
+        private, public, held_out = (out / f"{name}.npz" for name in ("private", "pool", "own"))
+        own, spec = self.private, self.private.spec
+        classes = np.array(own.classes)
+        np.savez(private, x=own.inputs, y=own.labels, classes=classes, low=spec.low, high=spec.high)
+        np.savez(public, x=self.public)
+        np.savez(held_out, x=self.held_out, y=self.held_out_labels)
+        return private, public, held_out
 
-def choose(data: Path | None, quick: bool, url: str, console: Console) -> DemoData:
+
+def choose(data: Path | None, quick: bool, url: str) -> DemoData:
     """Return MNIST from `data`, from the user's cache or from `url`; otherwise the small digits.
 
     Raises DataError if `data` is given but is not MNIST-like.
@@ -183,7 +171,7 @@ def choose(data: Path | None, quick: bool, url: str, console: Console) -> DemoDa
     if is_mnist_cached(cache):
         return mnist(cache, f"from the cache {cache}")
     try:
-        with _download_bar(console) as bar:
+        with _download_bar() as bar:
             fetch_mnist(url, cache, bar)
     except FetchError as error:
         return digits(f"because MNIST is neither given (--data DIR) nor cached, and {error}")
@@ -239,7 +227,7 @@ def _images(directory: Path) -> Path:
     return found[0]
 
 
-def _download_bar(console: Console) -> Progress:
+def _download_bar() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

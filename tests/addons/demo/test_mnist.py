@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import stamina
 from rich.console import Console
 from rich.progress import Progress
 
-from support.wording import holds, refuses
+from support.wording import refuses
 from terrine_addons.demo import material
 from terrine_addons.demo.material import FetchError, cache_directory, is_mnist_cached
 
@@ -27,17 +25,9 @@ class Mirror:
     files: dict[str, bytes] = field(default_factory=dict)
     stalled: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
-    cut_once: set[str] = field(default_factory=set)
     encoding: str = ""
     served: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-
-
-@pytest.fixture(autouse=True)
-def once() -> Iterator[None]:
-    """What fails is not tried again, but where a test says so."""
-    with stamina.set_testing(True):
-        yield
 
 
 @pytest.fixture
@@ -61,8 +51,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
                 self.wfile.write((body or b"")[:10])
                 self.wfile.flush()
                 site.over.wait(60)  # longer than any client does
-            elif self.path in site.cut | site.cut_once:
-                site.cut_once.discard(self.path)
+            elif self.path in site.cut:
                 self.wfile.write((body or b"")[:10])
             else:
                 self.wfile.write(body or b"")
@@ -148,19 +137,6 @@ def test_a_mirror_that_stalls_is_given_up(
     with refuses(FetchError, "images-idx3-ubyte.gz", "timed"):
         fetch_mnist(mirror.url, tmp_path)
     assert leftovers(tmp_path) == []
-
-
-def test_a_download_that_breaks_off_is_tried_once_more_and_that_is_said(
-    mirror: Mirror, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    mirror.cut_once.add("/train-images-idx3-ubyte.gz")
-    said = io.StringIO()
-    with stamina.set_testing(True, attempts=9, cap=True):
-        material.fetch_mnist(mirror.url, tmp_path, Progress(console=Console(file=said)))
-    assert is_mnist_cached(tmp_path)
-    assert mirror.served.count("/train-images-idx3-ubyte.gz") == 2
-    holds(said.getvalue(), "again")
-    assert "stamina" not in "".join([said.getvalue(), *capfd.readouterr()])
 
 
 def test_a_mirror_may_declare_the_packing_as_its_own(mirror: Mirror, tmp_path: Path) -> None:
