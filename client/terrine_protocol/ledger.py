@@ -75,8 +75,8 @@ class LogEntry(Reply):
     actor: Annotated[
         str,
         Field(
-            description="`token:ID`, `oidc:SUBJECT (NAME)` of who signed in through an issuer, "
-            "`local:USER` on the server's machine, or `service`."
+            description="`token:ID`, `KIND:SUBJECT (NAME)` of who signed in through an issuer of "
+            "that kind, `local:USER` on the server's machine, or `service`."
         ),
     ]
     request_id: str | None

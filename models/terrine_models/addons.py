@@ -2,12 +2,13 @@
 
 An entry point of the group `terrine.addons` names an `Addon`, as one of `terrine.mechanisms` names
 a mechanism. Nothing else knows which there are. What an add-on names as `module:attribute` is
-imported when it is needed, so that none costs anything where it is not used.
+imported when it is needed, so that none costs anything where it is not used. All that they add is
+said here, for models as for the server, since a room can ask only those below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -25,6 +26,13 @@ class Addon:
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By what is typed, as `audit` or `ensemble import`: a function, or a group of commands
     (`Typer`), and the line that help has of it."""
+    in_server: Collection[str] = ()
+    """Which of these are for whoever runs a server, in whose container Compose runs them."""
+    extras: Mapping[str, str] = field(default_factory=dict)
+    """By words of a command line: the extra of the distribution that it needs, if not `server`."""
+    settings: str | None = None
+    """A class of settings (`terrine_server.settings.Variables`), with the variables that are its
+    own: a server's and its commands', if it derives from `Settings`."""
     teachers: str | None = None
     """A module that makes kinds of teacher known (`teacher_kind`)."""
     backbones: str | None = None
@@ -40,9 +48,11 @@ class Addon:
     local_voters: Mapping[str, str] = field(default_factory=dict)
     """Likewise by the setting TERRINE_VOTERS, of ensembles whose files are here."""
     issuer: str | None = None
-    """What makes an `Issuer` to sign in through, of settings."""
+    """What makes an `Issuer` to sign in through, of settings; None where they name none."""
     pages: str | None = None
     """A router of pages for admins and auditors."""
+    project_buttons: Mapping[str, str] = field(default_factory=dict)
+    """By the path, below a project's, of one of these pages: what the button to it says."""
     callbacks: str | None = None
     """A router of addresses to which other sites send browsers, with parameters of their own."""
     templates: str | None = None
@@ -70,6 +80,11 @@ def load_added(what: str) -> Iterator[Any]:
         reference = getattr(addon, what)
         if reference is not None:
             yield resolve_name(reference)
+
+
+def added_names(what: str) -> list[str]:
+    """Return under which names the add-ons have something in this field of `Addon`, sorted."""
+    return sorted(name for addon in addons().values() for name in getattr(addon, what))
 
 
 def load_added_as(what: str, name: str) -> Any | None:

@@ -148,11 +148,8 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
 
 
 def _issuer(settings: Settings) -> Issuer | None:
-    """Return whom callers may sign in through, if the settings name one."""
-    if settings.oidc_issuer is None:
-        return None
-    made: Issuer = next(load_added("issuer"))(settings)
-    return made
+    """Return whom callers may sign in through, if the settings of an add-on name one."""
+    return next(filter(None, (make(settings) for make in load_added("issuer"))), None)
 
 
 def _warm_up(services: Services) -> None:

@@ -47,7 +47,12 @@ from terrine_server.owner.checkpoints import (
 from terrine_server.owner.editions import leftovers
 from terrine_server.owner.operations import RESTORING
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
-from terrine_server.settings import LOW_DISK_BYTES, Settings
+from terrine_server.settings import (
+    LOW_DISK_BYTES,
+    Settings,
+    unknown_variables,
+    with_added_settings,
+)
 
 
 class Severity(StrEnum):
@@ -74,13 +79,6 @@ LOST_LEDGER_FIX = (
 )
 FULL_DISK_BYTES = 2**26
 """With less free space, answers are about to stop."""
-FOREIGN_VARIABLES = {
-    "TERRINE_DEBUG",
-    "TERRINE_SHARED_DATA",
-    "TERRINE_TOKEN",
-    "TERRINE_URL",
-}
-"""Variables that no setting is named by: of the command line, students and tests."""
 
 
 def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:
@@ -94,9 +92,7 @@ def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:
 
 def check_variables(environment: Mapping[str, str]) -> Finding:
     """Check that every TERRINE_* variable is one that Terrine reads."""
-    known = {f"TERRINE_{name.upper()}" for name in Settings.model_fields} | FOREIGN_VARIABLES
-    unknown = sorted(n for n in environment if n.startswith("TERRINE_") and n not in known)
-    if unknown:
+    if unknown := unknown_variables(environment):
         named = ", ".join(unknown)
         found = f"The environment sets {named}, which Terrine does not know."
         return Finding("settings", Severity.WARNING, found, f"unset {' '.join(unknown)}")
@@ -569,8 +565,8 @@ def close_to_others() -> list[Path]:
     private = [directory, settings.ensembles_dir, settings.secret_key_path]
     private += [settings.checkpoint_key_path, settings.records_key_path, settings.token_key_path]
     private += [directory / f"terrine.sqlite{suffix}" for suffix in ("", "-wal", "-shm")]
-    secrets = (settings.database_password_file, settings.oidc_client_secret_file)
-    private += [path for path in secrets if path is not None]
+    for each in with_added_settings(settings):
+        private += [path for path in each.secret_files.values() if path is not None]
     return [path for path in private if path.exists() and take_others_rights(path)]
 
 
@@ -610,6 +606,7 @@ def _examine_settings() -> Generator[Finding, None, Settings | None]:
     """Check settings, device and data directory; return the settings if they are valid."""
     try:
         settings = Settings()
+        with_added_settings(settings)
     except ValidationError as error:
         yield from explain_invalid_settings(error)
         return None

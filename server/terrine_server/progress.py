@@ -1,4 +1,4 @@
-"""Progress bars for the long jobs of the commands and the demo."""
+"""Progress bars for the long jobs of commands."""
 
 from __future__ import annotations
 

@@ -6,19 +6,18 @@ container inspection.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
-from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from terrine_models.addons import added_names, load_added
 from terrine_protocol.base import VISIBLE_LINE
 from terrine_protocol.files import read
 from terrine_server.serving import Limits
@@ -26,6 +25,15 @@ from terrine_server.serving import Limits
 MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS", "TERRINE_PATH_PREFIX"}
 LOW_DISK_BYTES = 2**30
 """With less free space on the disk of the ledger or of the data directory, operators are told."""
+HERE = "here"
+"""Where teachers vote and are trained, unless an add-on does it elsewhere."""
+FOREIGN_VARIABLES = {
+    "TERRINE_DEBUG",
+    "TERRINE_SHARED_DATA",
+    "TERRINE_TOKEN",
+    "TERRINE_URL",
+}
+"""Variables that no setting is named by: of the command line, students and tests."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OWN_PATHS = {
     *("admin", "budget", "checkpoint", "ensembles", "healthz", "label", "ledger", "log"),
@@ -34,21 +42,12 @@ OWN_PATHS = {
 }
 """What the paths of routes begin with: below such a prefix, nobody knows whose a path is."""
 PREFIX = re.compile(r"(/[A-Za-z0-9_~-]+)*")
-ABOVE_GROUPS = re.compile(r"(c|dc|o|ou)\s*=[^,]*", re.IGNORECASE)
-"""A part of a distinguished name (RFC 4514) that names no group, but what many groups are in."""
 
 
 @lru_cache(maxsize=1024)
 def _nearest_name(name: str, names: frozenset[str]) -> str | None:
     """Return which of these names a misspelt one comes close to, if any."""
     return next(iter(get_close_matches(name, names, n=1, cutoff=0.9)), None)
-
-
-class VotersKind(StrEnum):
-    """Where the teachers of a registered ensemble vote."""
-
-    HERE = "here"
-    RAY = "ray"
 
 
 class Variables(BaseSettings):
@@ -60,17 +59,30 @@ class Variables(BaseSettings):
     @classmethod
     def _check_variable_names(cls, given: Any) -> Any:
         """Refuse a misspelt or an empty variable, which would silently become a default."""
-        names = frozenset(f"TERRINE_{field.upper()}" for field in cls.model_fields)
         for name in os.environ:
-            if name not in names and (meant := _nearest_name(name, names)):
+            if name not in variable_names() and (meant := _nearest_name(name, variable_names())):
                 raise ValueError(f"There is no setting {name}. Did you mean {meant}?")
-            if name in names - MAYBE_EMPTY and not os.environ[name]:
+        for name in cls.variables() - MAYBE_EMPTY:
+            if os.environ.get(name) == "":
                 raise ValueError(f"{name} is empty. Give it a value or leave it out.")
         return given
+
+    @classmethod
+    def variables(cls) -> frozenset[str]:
+        """The names of all variables that these settings come from."""
+        return frozenset(f"TERRINE_{field.upper()}" for field in cls.model_fields)
 
 
 class Settings(Variables):
     """Paths, addresses and limits."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return these settings where the server's own are known. Raises ValidationError."""
+        if isinstance(settings, cls):
+            return settings
+        known = settings.model_fields_set & Settings.model_fields.keys()
+        return cls(**{name: getattr(settings, name) for name in known})
 
     data_dir: Annotated[
         Path, Field(description="Ensembles, the secret key and, by default, the database.")
@@ -122,8 +134,7 @@ class Settings(Variables):
     public_url: Annotated[
         str | None,
         Field(
-            description="Where students and browsers reach this server, as commands print it. An "
-            "issuer sends browsers back to `/admin/oidc/callback` below it, and needs `https://…`. "
+            description="Where students and browsers reach this server, as commands print it. "
             "Default: host and port."
         ),
     ] = None
@@ -157,29 +168,12 @@ class Settings(Variables):
         ),
     ] = None
     voters: Annotated[
-        VotersKind,
+        str,
         Field(
             description="Where teachers vote: `here`, in the server and in a guarded process for "
-            "each imported ensemble, or on a `ray` cluster."
+            "each imported ensemble, or as an add-on has it."
         ),
-    ] = VotersKind.HERE
-    ray_address: Annotated[
-        str | None,
-        Field(
-            pattern=r"^(auto|[^\s/:]+:[0-9]{1,5})$",
-            description="Ray cluster for votes and training: `HOST:PORT`, or `auto` for the one to "
-            "which this machine belongs. Default: start one here.",
-        ),
-    ] = None
-    ray_actors: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=256,
-            description="How many actors of the Ray cluster vote for one server process. Default: "
-            "one for each of its processors.",
-        ),
-    ] = None
+    ] = HERE
     max_batch: Annotated[int, Field(ge=1, description="Maximum queries in one request.")] = 4096
     max_waiting: Annotated[
         int,
@@ -278,57 +272,14 @@ class Settings(Variables):
         int,
         Field(
             ge=1,
-            description="How long the guarded process of an imported ensemble may take for a "
-            "block of inputs (at most 128), or an actor of the Ray cluster; then it is replaced, "
+            description="How long the guarded process of an imported ensemble, or what votes on "
+            "other machines, may take for a block of inputs (at most 128); then it is replaced, "
             "and the request gets a 503.",
         ),
     ] = 60
     shutdown_seconds: Annotated[
         int, Field(ge=1, description="How long running requests may take to finish at shutdown.")
     ] = 30
-    oidc_issuer: Annotated[
-        str | None,
-        Field(
-            description="Issuer (OpenID Connect) through which admins and auditors may sign in, "
-            "`https://…`. Default: with tokens alone."
-        ),
-    ] = None
-    oidc_client_id: Annotated[
-        str | None, Field(min_length=1, description="This server's client id at the issuer.")
-    ] = None
-    oidc_client_secret_file: Annotated[
-        Path | None,
-        Field(description="File that contains the client's secret. Default: a public client."),
-    ] = None
-    oidc_scopes: Annotated[str, Field(description="Scopes that are asked for.")] = "openid profile"
-    oidc_role_claim: Annotated[
-        str,
-        Field(
-            min_length=1,
-            description="Claim of the ID token that says who has a role, by its name or a path "
-            "such as `realm_access.roles`.",
-        ),
-    ] = "groups"
-    oidc_admins: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(
-            description="Values of the claim that make an admin: a JSON list, such as "
-            '`["owners","CN=board,OU=groups,DC=hospital"]`, or one value without a comma.'
-        ),
-    ] = ()
-    oidc_auditors: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(
-            description="Values of the claim that make an auditor: a JSON list, such as "
-            '`["auditors","data-protection"]`, or one value without a comma.'
-        ),
-    ] = ()
-    oidc_plain_http: Annotated[
-        bool,
-        Field(description="Allow `http` to an issuer on this machine's loopback. For tests."),
-    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="Lowest severity logged.")
     ] = "info"
@@ -339,6 +290,18 @@ class Settings(Variables):
             "`text`, for people; `auto`, as text if that is a terminal."
         ),
     ] = "auto"
+
+    @field_validator("voters")
+    @classmethod
+    def _check_voters(cls, given: str) -> str:
+        """Refuse what nothing that is installed has vote."""
+        known = [HERE, *added_names("local_voters")]
+        if given not in known:
+            raise ValueError(
+                f"TERRINE_VOTERS is {given!r}. Expected {' or '.join(known)}; what else is "
+                "documented is of an add-on that this installation of Terrine lacks."
+            )
+        return given
 
     @field_validator("path_prefix")
     @classmethod
@@ -357,73 +320,6 @@ class Settings(Variables):
                 "Choose another, such as /terrine."
             )
         return given
-
-    @field_validator("oidc_admins", "oidc_auditors", mode="before")
-    @classmethod
-    def _read_claim_values(cls, given: Any, info: ValidationInfo) -> Any:
-        """Read a JSON list, or one value. A comma may be part of one, so it divides nothing."""
-        name = f"TERRINE_{(info.field_name or '').upper()}"
-        text = given.strip() if isinstance(given, str) else json.dumps(given)
-        values: Any = [text]
-        if text.startswith(("[", '"')):
-            try:
-                values = json.loads(text)
-            except (ValueError, RecursionError):
-                values = None
-        elif "," in text:
-            raise ValueError(
-                f"{name} has a comma, and could be one value or several. Write a JSON list: "
-                f"{json.dumps([text])}, or {json.dumps([part.strip() for part in text.split(',')])}"
-            )
-        if not isinstance(values, list) or not all(
-            isinstance(value, str) and value and value == value.strip() for value in values
-        ):
-            raise ValueError(
-                f"{name} must be one value, or a JSON list of texts without spaces around them, "
-                'such as ["owners", "CN=board,OU=groups,DC=hospital"].'
-            )
-        for value in filter(ABOVE_GROUPS.fullmatch, values):
-            raise ValueError(
-                f"{name} has {value!r} by itself, which is a part of the names of many groups. "
-                'Write the whole name of the group, such as ["CN=board,OU=groups,DC=hospital"].'
-            )
-        return values
-
-    @model_validator(mode="after")
-    def _check_sign_in(self) -> Settings:
-        """Refuse an issuer without all that a sign-in needs: it would admit nobody, or too many."""
-        if self.oidc_issuer is None:
-            return self
-        for name in ("oidc_client_id", "public_url"):
-            if getattr(self, name) is None:
-                raise ValueError(f"TERRINE_OIDC_ISSUER needs TERRINE_{name.upper()}, too.")
-        for name in ("oidc_issuer", "public_url"):
-            url = getattr(self, name)
-            if not self.allows_url(url) or "?" in url or "#" in url:
-                raise ValueError(f"TERRINE_{name.upper()} must be an address of https.")
-        path = urlsplit(self.public_url or "").path.rstrip("/")
-        if path != self.path_prefix:
-            raise ValueError(
-                f"TERRINE_PUBLIC_URL has the path {path or '/'!r} and TERRINE_PATH_PREFIX is "
-                f"{self.path_prefix!r}. They must be the same: browsers come back by the one, and "
-                "pages lead to the other."
-            )
-        if not self.oidc_admins + self.oidc_auditors:
-            raise ValueError(
-                "TERRINE_OIDC_ISSUER needs TERRINE_OIDC_ADMINS or TERRINE_OIDC_AUDITORS: nobody "
-                "has a role by default."
-            )
-        if "openid" not in self.oidc_scopes.split():
-            raise ValueError("TERRINE_OIDC_SCOPES must have `openid` among them.")
-        return self
-
-    def allows_url(self, url: str) -> bool:
-        """Return whether an issuer may be asked at a URL: over TLS, or on this machine."""
-        parts = urlsplit(url)
-        plain = self.oidc_plain_http and parts.hostname in LOOPBACK
-        return bool(parts.hostname) and (
-            parts.scheme == "https" or (plain and parts.scheme == "http")
-        )
 
     @property
     def url(self) -> str:
@@ -480,6 +376,11 @@ class Settings(Variables):
         return self.log_policy_file or (usual if usual.exists() else None)
 
     @property
+    def secret_files(self) -> dict[str, Path | None]:
+        """Files of secrets that no command of Terrine's makes, by what they hold."""
+        return {"the database's password": self.database_password_file}
+
+    @property
     def limits(self) -> Limits:
         """The limits of connections and requests in this process."""
         return Limits(
@@ -497,3 +398,26 @@ class Settings(Variables):
         if self.database_password_file is None:
             return None
         return read(self.database_password_file).decode().strip()
+
+
+def settings_classes() -> list[type[Variables]]:
+    """Return all classes of settings: the server's own, and after it those of add-ons."""
+    return [Settings, *load_added("settings")]
+
+
+@cache
+def variable_names() -> frozenset[str]:
+    """Return the names of all variables that are a setting of something that is installed."""
+    return frozenset().union(*(kind.variables() for kind in settings_classes()))
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Return which `TERRINE_*` variables nothing reads that is installed, sorted."""
+    ours = {name for name in environment if name.startswith("TERRINE_")}
+    return sorted(ours - variable_names() - FOREIGN_VARIABLES)
+
+
+def with_added_settings(settings: Settings) -> list[Settings]:
+    """Return a server's settings, and with each add-on's what these are. Raises ValidationError."""
+    kinds = (kind for kind in settings_classes() if issubclass(kind, Settings))
+    return [kind.of(settings) for kind in kinds]

@@ -255,6 +255,7 @@ def test_signing_in_through_an_issuer_without_any_script(
 ) -> None:
     url, secret = f"sqlite:///{tmp_path / 'terrine.sqlite'}", tmp_path / "secret"
     secret.write_text(SECRET)
+    kind = pytest.importorskip("terrine_addons.oidc.settings").OidcSettings
     # To a browser, localhost is another site than 127.0.0.1, as an issuer's is.
     with local_issuer("localhost") as issuer:
         chosen = {
@@ -265,7 +266,7 @@ def test_signing_in_through_an_issuer_without_any_script(
             "oidc_admins": "privacy-admins",
             "oidc_plain_http": True,
         }
-        with running_server(tmp_path / "data", url, digits_ensemble, **chosen) as server:
+        with running_server(tmp_path / "data", url, digits_ensemble, kind, **chosen) as server:
             issuer.way_back = f"{server.url}/admin/oidc/callback"
             page, said = chrome.new_context(java_script_enabled=False).new_page(), list[str]()
             page.set_default_timeout(PATIENCE_SECONDS * 1000)

@@ -45,8 +45,7 @@ def test_the_table_of_limits_names_every_limit_that_can_be_set() -> None:
     limits = {
         f"TERRINE_{name.upper()}"
         for name, field in Settings.model_fields.items()
-        if name not in ("port", "ray_actors")
-        and int in (field.annotation, *get_args(field.annotation))
+        if name != "port" and int in (field.annotation, *get_args(field.annotation))
     }
     assert set(re.findall(r"`(TERRINE_\w+)`", table)) == limits
 

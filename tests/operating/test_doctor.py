@@ -37,7 +37,7 @@ from terrine_server.doctor import (
     compare_clocks,
 )
 from terrine_server.ledger import connect, database
-from terrine_server.settings import LOW_DISK_BYTES
+from terrine_server.settings import LOW_DISK_BYTES, settings_classes, variable_names
 
 POSTGRES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -113,8 +113,15 @@ def test_invalid_settings_are_named_without_their_values(machine: Machine) -> No
     assert page is not None, fix
     assert "`TERRINE_PORT`" in (ROOT / page[0]).read_text()
     assert found.startswith("TERRINE_PORT: ")
-    misspelt = machine.wrong(TERRINE_REQUEST_PER_MINUTE="7")
-    holds(misspelt[0][2], "TERRINE_REQUESTS_PER_MINUTE?")
+    for kind in settings_classes():
+        name = f"TERRINE_{[*kind.model_fields][-1].upper()}"
+        misspelt = machine.wrong(**{f"{name}S": "7"})
+        holds(misspelt[0][2], f"{name}?")
+    for name in ("TERRINE_VOTERS", "TERRINE_RAY_ACTORS", "TERRINE_OIDC_ISSUER"):
+        if name in variable_names():
+            ((check, state, found, _),) = machine.wrong(**{name: "hush-hush"})
+            assert (check, state) == ("settings", "problem")
+            assert name in found
     ((check, _, found, _),) = machine.wrong(TERRINE_DEVICE="quantum")
     assert check == "device"
     assert "quantum" in found

@@ -189,10 +189,14 @@ def test_the_image_listens_on_each_family_of_addresses_that_there_is(
     assert families(socket.AF_INET6) == {socket.AF_INET}
 
 
-def test_trusting_everybody_to_name_an_address_is_warned_of(served_machine: Machine) -> None:
-    with serving_process(served_machine, forwarded_allow_ips="*") as server:
-        (warning,) = server.entries("may be a mistake")
-    assert warning["setting"] == "TERRINE_FORWARDED_ALLOW_IPS"
+def test_what_is_set_and_is_probably_not_meant_is_warned_of(served_machine: Machine) -> None:
+    """To trust everybody to name an address; a setting of nothing that is installed."""
+    with serving_process(served_machine, forwarded_allow_ips="*", greeting="hello") as server:
+        warnings = server.entries("may be a mistake")
+    assert [each["setting"] for each in warnings] == [
+        "TERRINE_GREETING",
+        "TERRINE_FORWARDED_ALLOW_IPS",
+    ]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,10 +49,49 @@ def test_without_an_add_on_what_needs_it_says_so(monkeypatch: pytest.MonkeyPatch
     addons.cache_clear()
     try:
         assert addons() == {}
-        with refuses(StoreError, "add-on", "onnx"):
+        with refuses(StoreError, "add-on", "backbone"):
             backbones()
     finally:
         addons.cache_clear()
+
+
+WORDS_OF_THE_DOMAIN = {
+    "audit": "what an auditor does, on a page of its own; mechanisms say how to audit them",
+    "witness": "cosigns the transparency log (c2sp.org/tlog-witness), and is asked by every server",
+    "onnx": "a format of files: of teachers in an ensemble, of backbones and of students",
+}
+"""What the core says for another reason than that an add-on has the name."""
+
+
+def said_in_code(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the names and texts in a module, with their lines; no comment and no docstring."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    documents = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if id(node) not in documents:
+            texts = (given for _, given in ast.iter_fields(node) if isinstance(given, str))
+            yield from ((getattr(node, "lineno", 0), text) for text in texts)
+
+
+def test_the_core_names_no_add_on() -> None:
+    names = "|".join(set(ADDONS) - set(WORDS_OF_THE_DOMAIN))
+    named = re.compile(rf"(?<![a-z])({names})(?![a-z])", re.IGNORECASE)
+    core = [REPOSITORY / "server" / "terrine_server", REPOSITORY / "client", REPOSITORY / "models"]
+    modules = [file for room in core for file in sorted(room.rglob("*.py"))]
+    modules = [file for file in modules if file.name != "roles.py"]  # has words of many languages
+    found = [
+        f"{file.relative_to(REPOSITORY)}:{line}: {text[:80]!r}"
+        for file in modules
+        for line, text in said_in_code(file)
+        if named.search(text)
+    ]
+    found += [str(page) for page in core[0].rglob("*.html") if named.search(page.read_text())]
+    assert len(modules) > 100
+    assert found == []
 
 
 def tree_without(name: str, tree: Path) -> Path:

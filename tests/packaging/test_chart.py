@@ -19,7 +19,6 @@ import yaml
 from support.documents import REPOSITORY, declared_version
 from support.processes import run_program
 from support.wording import holds, says
-from terrine_server.settings import Settings
 
 CHART = REPOSITORY / "charts" / "terrine"
 EXTERNAL = ("database.host=db.example.org",)
@@ -313,7 +312,7 @@ def test_people_sign_in_through_the_issuer_and_servers_alone_reach_it(
     }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    read = Settings().oidc_admins
+    read = pytest.importorskip("terrine_addons.oidc.settings").OidcSettings().oidc_admins
     assert read == ("CN=privacy-board,OU=groups,DC=hospital", "owners"), "the server takes them"
     assert "oidc_secret" in secrets(pods(manifests)["server"])
     assert "oidc_secret" not in secrets(pods(manifests)["migrate"])

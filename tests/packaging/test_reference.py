@@ -6,9 +6,8 @@ import pytest
 
 from support.documents import REPOSITORY
 from support.reference_pages import pages, walk
-from terrine_addons.federation.settings import TeacherServer
 from terrine_server.cli import CommandGroup, LazyCommand, command_line, list_commands
-from terrine_server.settings import Settings
+from terrine_server.settings import variable_names
 
 
 @pytest.mark.parametrize("name", ["commands.md", "settings.md", "problems.md"])
@@ -33,5 +32,5 @@ def test_every_command_option_and_setting_is_on_its_page() -> None:
         for option in command.params:
             if option.opts[0].startswith("--") and not option.name.endswith("_completion"):
                 assert f"\n- `{option.opts[0]}" in commands
-    for name in {*Settings.model_fields, *TeacherServer.model_fields}:
-        assert f"\n| `TERRINE_{name.upper()}` | " in settings
+    for name in variable_names():
+        assert f"\n| `{name}` | " in settings

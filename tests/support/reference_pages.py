@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from terrine_addons.federation.settings import TeacherServer
 from terrine_protocol import PROBLEMS
 from terrine_server.cli import command_line
-from terrine_server.settings import Settings
+from terrine_server.settings import Settings, Variables, settings_classes
 
 COMMANDS = """# Commands
 
@@ -26,18 +25,13 @@ SETTINGS = """# Settings
 Settings are environment variables. Secrets come from files only. A variable that is empty, or whose
 name is nearly a setting's, is an error. `make reference` writes this page.
 
-| variable | default | meaning |
+"""
+TABLE = """| variable | default | meaning |
 |---|---|---|
 """
-OWNER = """
-## The server of an owner
-
-`terrine federation serve-teacher` takes these.
-
-| variable | default | meaning |
-|---|---|---|
+ADDED = """
+## Of add-ons
 """
-
 PROBLEMS_PAGE = """# Problems
 
 What `type` means in an error of the [HTTP API](api.md#problems). `GET /problems` says it, too.
@@ -61,16 +55,22 @@ def pages() -> dict[str, str]:
 
 
 def settings_page() -> str:
-    """Return a table of every field of `Settings`: variable, default, description."""
+    """Return a table of the server's own settings, and one of those of each add-on."""
 
-    def rows(kind: type[Settings | TeacherServer]) -> str:
-        return "".join(
+    def table(kind: type[Variables], known: Container[str] = ()) -> str:
+        return TABLE + "".join(
             f"| `TERRINE_{name.upper()}` | {f'`{field.default}`' if field.default else ''} "
             f"| {field.description} |\n"
             for name, field in kind.model_fields.items()
+            if name not in known
         )
 
-    return f"{SETTINGS}{rows(Settings)}{OWNER}{rows(TeacherServer)}"
+    def added(kind: type[Variables]) -> str:
+        known = Settings.model_fields if issubclass(kind, Settings) else ()
+        return f"\n{' '.join((kind.__doc__ or '').split())}\n\n{table(kind, known)}"
+
+    classes = [kind for kind in settings_classes() if kind is not Settings]
+    return SETTINGS + table(Settings) + ADDED + "".join(map(added, classes))
 
 
 def problems_page() -> str:

@@ -123,13 +123,19 @@ class RunningServer(Owner):
 
 
 def installed(
-    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
+    data_dir: Path,
+    database_url: str,
+    ensemble: DigitsEnsemble,
+    kind: type[Settings] = Settings,
+    /,
+    **settings: Any,
 ) -> tuple[Settings, Engine]:
     """Prepare a server's tables and key, and register the digits with a cap of (50, 5e-4).
 
-    The ensemble's files are copied: a test may alter them. `settings` override the defaults.
+    The ensemble's files are copied: a test may alter them. `settings` override the defaults of
+    this kind of settings, such as those of an add-on.
     """
-    made = Settings(data_dir=data_dir, database_url=database_url, **settings)
+    made = kind(data_dir=data_dir, database_url=database_url, **settings)
     made.ensembles_dir.mkdir(parents=True, exist_ok=True)
     made.secret_key_path.write_bytes(SECRET_KEY)
     made.secret_key_path.chmod(0o600)
@@ -149,10 +155,15 @@ def register(settings: Settings, ledger: Ledger, ensemble: DigitsEnsemble) -> No
 
 @contextmanager
 def running_server(
-    data_dir: Path, database_url: str, ensemble: DigitsEnsemble, **settings: Any
+    data_dir: Path,
+    database_url: str,
+    ensemble: DigitsEnsemble,
+    kind: type[Settings] = Settings,
+    /,
+    **settings: Any,
 ) -> Iterator[RunningServer]:
     """Serve the digits from `data_dir` on a free port, in a thread; see `installed`."""
-    made, engine = installed(data_dir, database_url, ensemble, **settings)
+    made, engine = installed(data_dir, database_url, ensemble, kind, **settings)
     with serving(made) as url:
         yield RunningServer(url, made, Ledger(engine, SECRET_KEY), ensemble)
     engine.dispose()

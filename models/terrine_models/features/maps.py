@@ -428,7 +428,7 @@ def backbones() -> type[Backbone]:
     found: type[Backbone] | None = next(load_added("backbones"), None)
     if found is None:
         raise StoreError(
-            "A backbone is run by the add-on `onnx`, which this installation of Terrine lacks."
+            "A backbone needs an add-on that runs it, and this installation of Terrine has none."
         )
     return found
 

@@ -8,5 +8,7 @@ ADDON = Addon(
             "terrine_addons.audit.commands:audit",
             "Measure how much privacy is lost, and compare it with what was charged.",
         )
-    }
+    },
+    in_server=("audit",),
+    extras={"audit": "auditor", "audit student": "server"},
 )

@@ -9,5 +9,7 @@ ADDON = Addon(
             "Write a page about projects for an ethics board, from the ledger, which it verifies.",
         )
     },
+    in_server=("dossier",),
     pages="terrine_addons.dossier.pages:router",
+    project_buttons={"dossier": "Dossier"},
 )

@@ -9,6 +9,8 @@ ADDON = Addon(
             "Let owners vote who keep their teachers, or be one of them.",
         ),
     },
+    in_server=("federation",),
+    settings="terrine_addons.federation.settings:TeacherServer",
     ensembles="terrine_addons.federation.federations:Federations",
     voters={
         "remote": "terrine_addons.federation.voters:remote_voters",

@@ -11,7 +11,8 @@ from terrine_server.settings import LOOPBACK, Variables
 
 
 class TeacherServer(Variables):
-    """Settings of the server of an owner who keeps a teacher."""
+    """Of the add-on [federation](addons/federation.md): the server of an owner who keeps a teacher,
+    `terrine federation serve-teacher`."""
 
     host: Annotated[
         str,

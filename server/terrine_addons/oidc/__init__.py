@@ -3,7 +3,8 @@
 from terrine_models.addons import Addon
 
 ADDON = Addon(
-    issuer="terrine_addons.oidc.issuer:Issuer",
+    settings="terrine_addons.oidc.settings:OidcSettings",
+    issuer="terrine_addons.oidc.issuer:make_issuer",
     templates="terrine_addons.oidc",
     pages="terrine_addons.oidc.pages:router",
     callbacks="terrine_addons.oidc.pages:callbacks",

@@ -23,6 +23,7 @@ import httpx
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from terrine_addons.oidc.settings import OidcSettings
 from terrine_protocol import Role
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read
@@ -109,7 +110,9 @@ class _Fetched(Generic[T]):
 class Issuer:
     """The issuer that the settings name. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    start = "/oidc/start"
+
+    def __init__(self, settings: OidcSettings) -> None:
         """Raises IssuerError without `joserfc`, or without the secret that the settings name."""
         try:
             import joserfc  # noqa: F401
@@ -158,7 +161,8 @@ class Issuer:
         shown = claims.get("name") or claims.get("preferred_username")
         name = shown if isinstance(shown, str) else ""
         kept = "".join(c for c in name if c.isprintable() and c not in "()")
-        return Identity(claims["sub"], kept[:MAX_NAME_CHARACTERS].strip(), role)
+        name = kept[:MAX_NAME_CHARACTERS].strip()
+        return Identity(f"oidc:{claims['sub']}" + (f" ({name})" if name else ""), role)
 
     def metadata(self) -> Metadata:
         """Return the discovery document, which is read again every hour."""
@@ -397,8 +401,15 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def check_sign_in(settings: Settings) -> Iterator[Finding]:
+def make_issuer(settings: Settings) -> Issuer | None:
+    """Return the issuer that the settings name, if they name one. Raises IssuerError."""
+    chosen = OidcSettings.of(settings)
+    return None if chosen.oidc_issuer is None else Issuer(chosen)
+
+
+def check_sign_in(given: Settings) -> Iterator[Finding]:
     """Check that the issuer answers, as an issuer that can be used here."""
+    settings = OidcSettings.of(given)
     if settings.oidc_issuer is None:
         return
     try:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from terrine_addons.ray.settings import RaySettings
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData, backbones
 from terrine_models.storage.manifests import versions
@@ -321,4 +322,4 @@ def _task(
 
 def on_cluster(settings: Settings) -> AbstractContextManager[Trainer]:
     """Join the cluster that the settings name: see `on_ray`."""
-    return on_ray(settings.ray_address)
+    return on_ray(RaySettings.of(settings).ray_address)

@@ -24,6 +24,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
+from terrine_addons.ray.settings import RaySettings
 from terrine_addons.ray.training import (
     ClusterError,
     compare_versions,
@@ -42,7 +43,7 @@ from terrine_server.labeling.local_voters import FileStamp, LocalVoters, check_m
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.logs import list_frames
-from terrine_server.settings import Settings, VotersKind
+from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
@@ -356,14 +357,13 @@ def _unreachable(record: EnsembleRecord) -> EnsembleUnavailable:
 
 def ray_voters(settings: Settings) -> RayVoters:
     """Return who votes on the cluster that the settings name."""
-    return RayVoters(
-        settings.data_dir, settings.ray_address, settings.ray_actors, settings.voting_seconds
-    )
+    chosen = RaySettings.of(settings)
+    return RayVoters(chosen.data_dir, chosen.ray_address, chosen.ray_actors, chosen.voting_seconds)
 
 
 def check_settings(settings: Settings) -> None:
     """Raise ClusterError if a server that is to vote on a cluster cannot."""
-    if settings.voters is not VotersKind.RAY:
+    if settings.voters != "ray":
         return
     require_ray()
     if settings.device not in (None, "cpu"):

@@ -8,5 +8,6 @@ ADDON = Addon(
             "terrine_addons.witness.commands:witness",
             "Cosign the checkpoints of a transparency log that is not yours, until interrupted.",
         )
-    }
+    },
+    extras={"witness": "witness"},
 )

@@ -104,7 +104,13 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= FILTERS
-_TEMPLATES.globals |= {"share": format_share, "charts": charts, "addons": addons()}
+_TEMPLATES.globals |= {
+    "share": format_share,
+    "charts": charts,
+    "project_buttons": {
+        path: words for addon in addons().values() for path, words in addon.project_buttons.items()
+    },
+}
 _FILES = {name: (files("terrine_server.admin") / "static" / name).read_bytes() for name in STATIC}
 
 

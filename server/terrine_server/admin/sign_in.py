@@ -89,7 +89,7 @@ def form(
         "sign-in.html",
         status=status,
         why=why,
-        issuer=services.sessions.issuer and services.sessions.issuer.host,
+        issuer=services.sessions.issuer,
         idle=MAX_IDLE,
         longest=MAX_SESSION_LIFE,
         form_key=services.sessions.form_key(tie),

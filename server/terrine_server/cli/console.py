@@ -34,6 +34,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from terrine_models.addons import added_names, addons
 from terrine_protocol.base import explain_error
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import replacing
@@ -89,13 +90,15 @@ _IN_COMPOSE = {
     **{
         command: f"docker compose exec server terrine {command}"
         for command in (
-            *("audit", "doctor", "dossier", "ensemble", "federation", "ledger", "parameters"),
-            *("plan", "project", "token"),
+            *("doctor", "ensemble", "ledger", "parameters", "plan", "project", "token"),
+            *added_names("in_server"),
         )
     },
 }
 """How a command of whoever runs the service is typed on Compose's host: docs/deploying.md."""
 _COMMAND = re.compile(rf"(?<!exec server )\bterrine ({'|'.join(_IN_COMPOSE)})\b")
+_EXTRAS = {"student": "student", "ledger": "auditor"}
+"""By words of a command line: which extra it needs, if not `server`. See `Addon.extras`."""
 C = TypeVar("C", bound=Callable[..., None])
 _as_json = ContextVar("_as_json", default=False)
 
@@ -300,19 +303,15 @@ def _extra(words: list[str]) -> str:
     if "--data-dir" in words:
         place = words.index("--data-dir")
         words = words[:place] + words[place + 2 :]
-    match [word for word in words if word != "--json" and not word.startswith("--data-dir=")]:
-        case ["student", *_]:
-            return "student"
-        case ["audit", *words] if {"mechanisms", "ledger"} & {*words} and not (
-            {"service", "student"} & {*words}
-        ):
-            return "auditor"  # attacks on a server, and on students, need one
-        case ["ledger", *_]:
-            return "auditor"
-        case ["witness", *_]:
-            return "witness"
-        case _:
-            return "server"
+    typed = [word for word in words if word != "--json" and not word.startswith("--data-dir=")]
+    extras = dict(_EXTRAS)
+    for addon in addons().values():
+        extras |= addon.extras
+    for path in sorted(extras, key=len, reverse=True):  # of those that fit, the one that says most
+        command, *more = path.split()
+        if typed[:1] == [command] and {*more} <= {*typed[1:]}:
+            return extras[path]
+    return "server"
 
 
 def run(command: Callable[[], Any]) -> NoReturn:

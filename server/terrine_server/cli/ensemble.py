@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from terrine_models.addons import load_added_as
+from terrine_models.addons import added_names, load_added_as
 from terrine_models.data.arrays import DataError, Dataset, load_groups
 from terrine_models.features.maps import PublicData
 from terrine_models.formats import PICTURES, TABLE, format_of, load_private
@@ -53,7 +52,7 @@ from terrine_server.owner.editions import EditionChange, records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
-from terrine_server.settings import Settings
+from terrine_server.settings import HERE, Settings
 from terrine_tables.encoding import encode_table
 from terrine_tables.formats import is_table
 
@@ -66,29 +65,23 @@ MAX_SHOWN_COLUMNS = 200
 """Of a proposed schema, on a terminal; the file has all."""
 PARTITION_SEED = 0
 """Whose shard is whose is no secret."""
+TRAINING_PLACES = (HERE, *added_names("trainers"))
 MAX_LISTED_CLASSES = 5
 MAX_LACKING_SHARE = 0.2
 """Of the teachers, that may lack a class."""
 
 
-class TrainingPlace(StrEnum):
-    """Where teachers are trained."""
-
-    HERE = "here"
-    RAY = "ray"
-
-
 @contextmanager
-def connect_trainer(where: TrainingPlace) -> Iterator[Trainer]:
+def connect_trainer(where: str) -> Iterator[Trainer]:
     """Yield what trains teachers there; disconnect from a cluster at the end."""
     from terrine_models.teachers.training import train_locally
 
-    if where is TrainingPlace.HERE:
-        yield train_locally
-        return
+    if where not in TRAINING_PLACES:
+        fail(f"--on is {where!r}. Expected {' or '.join(TRAINING_PLACES)}.")
     elsewhere = load_added_as("trainers", where)
     if elsewhere is None:
-        fail(f"`--on {where}` needs the add-on `{where}`, which this installation lacks.")
+        yield train_locally
+        return
     with elsewhere(Settings()) as train_elsewhere:
         yield train_elsewhere
 
@@ -129,12 +122,12 @@ def train(
     images: Images = None,
     schema: Schema = None,
     on: Annotated[
-        TrainingPlace,
+        str,
         typer.Option(
-            help="ray: on the cluster at TERRINE_RAY_ADDRESS, or on one of this machine's "
-            "processors."
+            metavar=f"[{'|'.join(TRAINING_PLACES)}]",
+            help="Where teachers are trained; elsewhere than here, by the add-on of this name.",
         ),
-    ] = TrainingPlace.HERE,
+    ] = HERE,
 ) -> None:
     """Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.
 
@@ -169,7 +162,7 @@ def train(
     config = parse_kind("--kind", kind, teacher_kinds())
     make: Callable[..., Manifest]
     if isinstance(config, NeighbourSettings):
-        if teachers is not None or on is not TrainingPlace.HERE:
+        if teachers is not None or on != HERE:
             fail("--teachers and --on are for training; neighbours are only placed.")
         if public is None:
             fail("--public is missing: neighbours are placed on a map of public data.")
@@ -205,7 +198,7 @@ def train(
 def _train(
     config: TeacherSettings,
     teachers: int,
-    on: TrainingPlace,
+    on: str,
     private: Dataset,
     public: PublicData | None,
     out: Path,

@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from sqlalchemy import make_url
 
-from terrine_models.addons import load_added, load_added_as
+from terrine_models.addons import load_added
 from terrine_server import doctor as health
 from terrine_server import logs
 from terrine_server.app import create_app
@@ -31,7 +31,7 @@ from terrine_server.ledger.migrating import (
 from terrine_server.owner.operations import open_ledger
 from terrine_server.serving import listening
 from terrine_server.serving.listening import CannotListen
-from terrine_server.settings import Settings, VotersKind
+from terrine_server.settings import Settings, unknown_variables, with_added_settings
 
 ANY_ADDRESS = {"*", "0.0.0.0/0", "::/0"}
 
@@ -134,24 +134,18 @@ def _check_prerequisites(settings: Settings) -> None:
         votes_on = health.check_device(settings.device)
         if votes_on.state is not Severity.OK:
             fail(votes_on.found)
-    if (
-        settings.voters is not VotersKind.HERE
-        and load_added_as("local_voters", settings.voters) is None
-    ):
-        fail(
-            f"TERRINE_VOTERS={settings.voters} needs the add-on `{settings.voters}`, which this "
-            "installation of Terrine lacks."
-        )
-    if settings.oidc_issuer is not None and next(load_added("issuer"), None) is None:
-        fail(
-            "TERRINE_OIDC_ISSUER needs the add-on `oidc`, which this installation of Terrine lacks."
-        )
+    with_added_settings(settings)
     for check in load_added("start"):
         check(settings)
 
 
 def _find_mistakes(settings: Settings, most: int) -> Iterator[dict[str, str]]:
     """Yield what is probably not meant."""
+    for name in unknown_variables(os.environ):
+        yield {
+            "setting": name,
+            "cause": "No setting of Terrine, or of an add-on that is installed, has this name.",
+        }
     if most < settings.max_connections:
         yield {
             "setting": "TERRINE_MAX_CONNECTIONS",

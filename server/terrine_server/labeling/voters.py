@@ -21,7 +21,7 @@ from terrine_server.errors import EnsembleUnavailable, NotFound
 from terrine_server.ledger import EnsembleRecord
 from terrine_server.privacy import Units
 from terrine_server.privacy.numbers import full_tallies
-from terrine_server.settings import Settings, VotersKind
+from terrine_server.settings import HERE, Settings
 
 LOCAL_VOTERS = "terrine_server.labeling.local_voters:local_voters"
 """Imported once an ensemble that is here must vote: PyTorch is as large as all else."""
@@ -192,7 +192,7 @@ def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:
 class AnyVoters(Voters):
     """Passes each ensemble, in its newest edition, on to the voters of its kind."""
 
-    def __init__(self, settings: Settings, kind: VotersKind = VotersKind.HERE) -> None:
+    def __init__(self, settings: Settings, kind: str = HERE) -> None:
         """`kind`: who votes for ensembles that are here."""
         self._settings = settings
         self._kind = kind
@@ -238,7 +238,7 @@ class AnyVoters(Voters):
     def _local(self) -> Voters:
         """Return those who vote for all ensembles that are here."""
         if self._here is None:
-            if self._kind is VotersKind.HERE:
+            if self._kind == HERE:
                 made = resolve_name(LOCAL_VOTERS)
             else:
                 made = load_added_as("local_voters", self._kind)

@@ -54,7 +54,7 @@ from terrine_server.ledger.seals import Seals
 from terrine_server.owner.editions import directory_lock
 from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
 from terrine_server.owner.sign_in import load_secret_key
-from terrine_server.settings import Settings
+from terrine_server.settings import Settings, with_added_settings
 
 FORMAT: Literal["terrine-backup-1"] = "terrine-backup-1"
 MANIFEST = "backup.json"
@@ -528,13 +528,13 @@ def _check_ensembles(root: Path, registered: list[copies.Registration]) -> list[
 def _list_omissions(settings: Settings, gone: list[str]) -> dict[str, str]:
     """Return what is not in a backup, and why."""
     secrets = {
-        settings.secret_key_path: "the secret key, without which the backup is of no use",
-        settings.database_password_file: "the database's password",
-        settings.oidc_client_secret_file: "the secret at the issuer",
-        settings.checkpoint_key_file: "the key of the transparency log",
-        settings.log_policy_file: "the policy of the transparency log",
+        "the secret key, without which the backup is of no use": settings.secret_key_path,
+        "the key of the transparency log": settings.checkpoint_key_file,
+        "the policy of the transparency log": settings.log_policy_file,
     }
-    return {str(path): what for path, what in secrets.items() if path is not None} | {
+    for each in with_added_settings(settings):
+        secrets |= each.secret_files
+    return {str(path): what for what, path in secrets.items() if path is not None} | {
         f"ensemble {name}": "its files are gone, and no project on it is open" for name in gone
     }
 

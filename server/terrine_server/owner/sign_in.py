@@ -282,10 +282,13 @@ class SignInAttempt:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who signed in. `subject`: the issuer's own, permanent name. `name`: a shown one, or empty."""
+    """Who signed in, as what.
 
-    subject: str
-    name: str
+    `who`: how the administrative log names them, as `KIND:SUBJECT (NAME)`: what kind of issuer it
+    is, its own, permanent name of them, and a name that is shown, if there is one.
+    """
+
+    who: str
     role: Role
 
 
@@ -296,6 +299,8 @@ class Issuer(Protocol):
     """By which it is known."""
     host: str
     """By which pages name it."""
+    start: str
+    """The path of the page, below those of admins, that sends a browser there."""
 
     def address(self, flow: SignInAttempt) -> str:
         """Return where to send the browser."""
@@ -401,11 +406,10 @@ class Sessions:
         if session in self._log.last_entries():
             raise Unauthorized("This sign-in was used before. Start again.")
         found = issuer.identify(flow, answer["code"], answer.get("iss"))
-        who = f"oidc:{found.subject}" + (f" ({found.name})" if found.name else "")
         detail = {"role": found.role, "issuer": issuer.url}
-        self._ledger.log.record(Action.SIGNED_IN, session, detail, Actor(who, request_id))
-        holder = f"{found.role}-{_digest(issuer.url, who)}"
-        return _of_issuer(holder, who, session, now, now)
+        self._ledger.log.record(Action.SIGNED_IN, session, detail, Actor(found.who, request_id))
+        holder = f"{found.role}-{_digest(issuer.url, found.who)}"
+        return _of_issuer(holder, found.who, session, now, now)
 
     def _flow(self, cookie: str) -> SignInAttempt:
         """Only who has the secret key can say what belongs to a cookie, so it has no seal."""

@@ -34,11 +34,11 @@ from support.processes import PATIENCE_SECONDS
 from support.wording import holds, refuses
 from terrine_addons.oidc import issuer as through
 from terrine_addons.oidc.issuer import check_sign_in
+from terrine_addons.oidc.settings import OidcSettings
 from terrine_protocol import Role
 from terrine_server.app import create_app
 from terrine_server.doctor import Severity
 from terrine_server.owner import sign_in as sessions
-from terrine_server.settings import Settings
 
 PUBLIC = "https://terrine.example"
 LDAP = "CN=privacy-board,OU=groups,DC=hospital"
@@ -70,7 +70,7 @@ def visitor_of(house: House, issuer: LocalIssuer, directory: Path, prefix: str =
         "oidc_plain_http": True,
     }
     given = house.app.state.services.settings.model_dump(exclude_unset=True)
-    return Visitor(create_app(Settings(**given | chosen)), house.send)
+    return Visitor(create_app(OidcSettings(**given | chosen)), house.send)
 
 
 def answer(visitor: Visitor) -> str:
@@ -473,9 +473,9 @@ def test_half_a_set_up_is_none(changed: dict[str, Any], says: str) -> None:
         "public_url": PUBLIC,
         "oidc_admins": "owners",
     }
-    assert Settings(**complete).oidc_issuer
+    assert OidcSettings(**complete).oidc_issuer
     with refuses(ValidationError, *says.split()):
-        Settings(**complete | changed)
+        OidcSettings(**complete | changed)
 
 
 @pytest.mark.parametrize(
@@ -515,6 +515,6 @@ def test_a_comma_divides_no_name(
             patched.setenv(f"TERRINE_OIDC_{name}", given)
             if values is None:
                 with refuses(ValidationError, f"TERRINE_OIDC_{name}"):
-                    Settings()
+                    OidcSettings()
             else:
-                assert getattr(Settings(), f"oidc_{name.lower()}") == values
+                assert getattr(OidcSettings(), f"oidc_{name.lower()}") == values

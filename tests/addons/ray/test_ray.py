@@ -25,6 +25,7 @@ from support.processes import Terrine, until
 from support.servers import running_server
 from support.wording import holds, refuses
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
+from terrine_addons.ray.settings import RaySettings
 from terrine_addons.ray.training import INLINE_BYTES, on_node, on_ray
 from terrine_addons.ray.voters import RayVoters
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
@@ -37,7 +38,6 @@ from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.voters import get_full_tallies
 from terrine_server.ledger import EnsembleRecord
-from terrine_server.settings import VotersKind
 
 pytestmark = [
     pytest.mark.nightly,
@@ -355,9 +355,9 @@ def test_inputs_never_enter_the_object_store(voters: RayVoters, home: Path) -> N
 def test_the_service_votes_on_a_cluster_and_charges_nothing_without_votes(
     cluster: Trainer, tmp_path: Path, digits_ensemble: DigitsEnsemble
 ) -> None:
-    settings = {"voters": VotersKind.RAY, "ray_actors": ACTORS}
+    settings = {"voters": "ray", "ray_actors": ACTORS}
     database = f"sqlite:///{tmp_path / 'terrine.sqlite'}"
-    with running_server(tmp_path, database, digits_ensemble, **settings) as server:
+    with running_server(tmp_path, database, digits_ensemble, RaySettings, **settings) as server:
         server.open_project()
         http = httpx.Client(
             base_url=server.url, headers={"Authorization": f"Bearer {server.token()}"}, timeout=60
