@@ -173,9 +173,7 @@ def test_what_public_rows_forecast_is_so(built: Path, digits: Dataset) -> None:
     ensemble = NeighbourEnsemble.load(built)
     found = forecast_from_public(ensemble)
     real = ensemble.weights(digits.inputs[1300:]).sum(1)
-    assert found.fewest < found.near < found.most
     assert found.near == pytest.approx(real.mean(), rel=0.4)
-    assert 0 < found.appearances < found.busiest < 1
 
 
 def test_people_of_the_pool_stand_for_people_with_all_their_rows(tmp_path: Path) -> None:

@@ -576,12 +576,7 @@ class NeighbourForecast:
 
     units: int
     near: float
-    """Units near a query: mean, 10th and 90th percentile."""
-    fewest: float
-    most: float
-    appearances: float
-    """The share of the queries that a unit is near: median, and 99th percentile."""
-    busiest: float
+    """Units near a query, on average."""
     spent: NDArray[np.float64] = field(repr=False)
     """‖v‖² of each stand-in in a query, on average."""
     people: bool
@@ -610,14 +605,9 @@ def forecast_from_public(ensemble: NeighbourEnsemble, norm: int = 1) -> Neighbou
         np.arange(own.sum(), dtype=np.int32),
     )
     near = points_per_person(stand_ins.near(ensemble.public[asked]), place[own])
-    per_query, per_unit = (near > 0).mean(1) * ensemble.manifest.units, (near > 0).mean(0)
     return NeighbourForecast(
         units=manifest.units,
-        near=float(per_query.mean()),
-        fewest=float(np.quantile(per_query, 0.1)),
-        most=float(np.quantile(per_query, 0.9)),
-        appearances=float(np.median(per_unit)),
-        busiest=float(np.quantile(per_unit, 0.99)),
+        near=float(((near > 0).mean(1) * manifest.units).mean()),
         spent=(np.minimum(near, norm).astype(np.float64) ** 2).mean(0),
         people=ensemble.by_person,
         group_column=None if partition is None else partition.group_column or "group",

@@ -58,7 +58,7 @@ from terrine_tables.formats import is_table
 
 if TYPE_CHECKING:  # PyTorch comes with these: a command that needs them imports them itself
     from terrine_models.teachers.manifests import Manifest, TeacherSettings
-    from terrine_models.teachers.neighbours import NeighbourForecast, NeighbourSettings
+    from terrine_models.teachers.neighbours import NeighbourSettings
     from terrine_models.teachers.training import Trainer
 
 MAX_SHOWN_COLUMNS = 200
@@ -191,7 +191,7 @@ def train(
     manifest = make(private, pool, out, name=name, key=records_key(own, make=True))
     show_manifest(out, manifest)
     if isinstance(config, NeighbourSettings):
-        _show_forecast(out)
+        say(f"How long people vote, by public rows: terrine plan neighbours --ensemble {name}")
     say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")
 
 
@@ -237,19 +237,6 @@ def _place(
 
     with console.status("Placing the records"):
         return build(private, out, name=name, public=public, settings=config, key=key)
-
-
-def _show_forecast(directory: Path) -> None:
-    """Print how many people will be near a query, by public rows."""
-    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
-
-    found = forecast_from_public(NeighbourEnsemble.load(directory))
-    forecast = (
-        f"{found.near:,.0f} people near a query, {found.fewest:,.0f} to {found.most:,.0f} near "
-        f"four in five; one of them near {found.appearances:.2%} of the queries, the busiest "
-        f"hundredth near {found.busiest:.2%} or more."
-    )
-    say(by_stand_ins(found, forecast))
 
 
 def show_shards(data: Dataset, teachers: int) -> None:
@@ -394,19 +381,6 @@ def ensemble_directory(ensemble: str) -> Path:
         path = named if named.exists() else path
     made = [each for each in path.glob("edition-*") if each.name[8:].isdigit()]
     return max(made, key=lambda each: int(each.name[8:]), default=path)
-
-
-def by_stand_ins(found: NeighbourForecast, forecast: str) -> str:
-    """Say who stands in for the units of an ensemble in a forecast, and what that assumes."""
-    if found.people:
-        return f"By people of the public rows, with all of these: {forecast}"
-    if found.group_column is None:
-        return f"By public rows, of one record each: {forecast}"
-    return (
-        f"By public rows, each as a person with one record: {forecast} The pool does not say "
-        f"whose its rows are ({found.group_column}), so this assumes that nobody has several "
-        "records near a query. Whoever does has spent theirs sooner."
-    )
 
 
 def show_directory(directory: Path, *, verify: bool) -> None:

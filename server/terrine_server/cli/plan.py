@@ -15,7 +15,7 @@ from rich.table import Table
 from terrine_models.data.arrays import read_arrays
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
-from terrine_server.cli.ensemble import by_stand_ins, ensemble_directory
+from terrine_server.cli.ensemble import ensemble_directory
 from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
 from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.first_project import (
@@ -125,16 +125,6 @@ def show_all(plans: Sequence[Plan]) -> None:
     )
     say(f"To open a project with the first one:\n  {command(best)}")
     say("More about one of them: terrine plan MECHANISM")
-
-
-def retirement_forecast(found: NeighbourPlan, by: NeighbourForecast) -> str:
-    """Say how many units vote, with how much noise, and how many are exhausted in the end."""
-    return by_stand_ins(
-        by,
-        f"some {found.votes:,.0f} vote on a query, on average over all, so the noise of one answer "
-        f"is {found.noise:.0%} of its votes; the allowance is {found.allowance:,}, and "
-        f"{found.retired:.0%} of the units will have spent theirs after {found.queries:,} queries.",
-    )
 
 
 def _show_fitted(found: Plan, rows: int) -> None:
@@ -446,7 +436,7 @@ def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) 
         f"ε = {epsilon:g}, δ = {delta:g}.",
         markup=True,
     )
-    say(retirement_forecast(found, by))
+    say(_explain_retirement(found, by))
     suited = default_near(by.units, rows, epsilon, delta)
     if not 0.5 <= suited / found.near <= 2:
         say(f"For this, `terrine ensemble train --kind neighbours:near={suited}` would suit.")
@@ -454,6 +444,27 @@ def _plan_neighbours(name: str | None, rows: int, epsilon: float, delta: float) 
     say(
         f"To open the project:\n  terrine project open NAME --ensemble {name} --mechanism "
         f"{mechanism_text(spec)} --epsilon {epsilon:g} --delta {delta:g}"
+    )
+
+
+def _explain_retirement(found: NeighbourPlan, by: NeighbourForecast) -> str:
+    """Say how many units vote, with how much noise, and how many are exhausted in the end.
+
+    And who stands in for them in this forecast, and what that assumes.
+    """
+    said = (
+        f"some {found.votes:,.0f} vote on a query, on average over all, so the noise of one answer "
+        f"is {found.noise:.0%} of its votes; the allowance is {found.allowance:,}, and "
+        f"{found.retired:.0%} of the units will have spent theirs after {found.queries:,} queries."
+    )
+    if by.people:
+        return f"By people of the public rows, with all of these: {said}"
+    if by.group_column is None:
+        return f"By public rows, of one record each: {said}"
+    return (
+        f"By public rows, each as a person with one record: {said} The pool does not say "
+        f"whose its rows are ({by.group_column}), so this assumes that nobody has several "
+        "records near a query. Whoever does has spent theirs sooner."
     )
 
 

@@ -28,9 +28,7 @@ from terrine_server.cli.options import Yes, takes
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations
-from terrine_server.planning.first_project import forecast_neighbours
 from terrine_server.planning.opening import small_budget_warning
-from terrine_server.privacy.allowance import Allowance
 from terrine_server.settings import Settings
 
 app = typer.Typer()
@@ -52,37 +50,15 @@ def open_project(request: ProjectOpen) -> None:
       terrine project open sepsis --ensemble ward --epsilon 1 --delta 1e-5
           --mechanism confident_gnmax:threshold=600,sigma1=200,sigma2=120
     """
-    settings = Settings()
     record = operations.open_project(open_current_ledger(), request)
     warning = small_budget_warning(record.terms, len(record.ensemble.facts.classes))
-    info = _as_api(settings, [record])[0].model_copy(update={"warning": warning})
+    info = _as_api(Settings(), [record])[0].model_copy(update={"warning": warning})
     output(info, _tabulate_terms(record))
     if as_json():
         return
     if warning is not None:
         warn(warning, to=errors)
-    if record.terms.allowance is not None:
-        _show_retirement(settings, record, record.terms.allowance)
     say(f"Opened. Next: terrine token create --role student --project {record.name}")
-
-
-def _show_retirement(settings: Settings, record: ProjectRecord, allowance: Allowance) -> None:
-    # PyTorch comes with these, and no other command here needs it.
-    from terrine_models.teachers.neighbours import NeighbourEnsemble, forecast_from_public
-    from terrine_server.cli.plan import retirement_forecast
-
-    ensemble = NeighbourEnsemble.load(settings.data_dir / record.ensemble.current.path)
-    by = forecast_from_public(ensemble, allowance.norm)
-    found = forecast_neighbours(
-        by.spent,
-        units=by.units,
-        near=by.near,
-        sigma=allowance.sigma,
-        queries=allowance.queries,
-        allowed=allowance.most,
-        norm=allowance.norm,
-    )
-    say(retirement_forecast(found, by))
 
 
 @app.command()

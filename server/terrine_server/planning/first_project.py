@@ -193,39 +193,18 @@ def plan_neighbours(
         except ParameterError:
             return 0  # not a single vote
 
-    wanted = max(norm**2, int(np.quantile(spent * queries, LASTING_SHARE)))
-    sigma = _least_sigma(lambda sigma: allowed(sigma) >= wanted, f"{queries:,} queries", epsilon)
-    return forecast_neighbours(
-        spent,
-        units=units,
-        near=near,
-        sigma=sigma,
-        queries=queries,
-        allowed=allowed(sigma),
-        norm=norm,
-    )
-
-
-def forecast_neighbours(
-    spent: NDArray[np.float64],
-    *,
-    units: int,
-    near: float,
-    sigma: float,
-    queries: int,
-    allowed: int,
-    norm: int = 1,
-) -> NeighbourPlan:
-    """Return the forecast for a project whose terms are known. Arguments as above."""
     in_all = spent * queries
+    wanted = max(norm**2, int(np.quantile(in_all, LASTING_SHARE)))
+    sigma = _least_sigma(lambda sigma: allowed(sigma) >= wanted, f"{queries:,} queries", epsilon)
+    most = allowed(sigma)
     return NeighbourPlan(
         near=max(1, round(near)),
         sigma=sigma,
         queries=queries,
         norm=norm,
-        allowance=allowed,
-        retired=float((in_all > allowed - 1).mean()),
-        votes=float(np.minimum(in_all, allowed).mean() / queries * units),
+        allowance=most,
+        retired=float((in_all > most - 1).mean()),
+        votes=float(np.minimum(in_all, most).mean() / queries * units),
     )
 
 
