@@ -20,22 +20,17 @@ from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.roles import propose_schema
 from terrine_server.planning import forecast
 from terrine_server.planning.first_project import Setting
-from terrine_server.planning.forecast import (
-    Forecast,
-    Option,
-    PublicStandIns,
-    _ask_designed,
-    _ask_teachers,
-    _auc_lead,
-    _Draw,
-    _is_above_chance,
-    _is_clearly_better,
-    _summarize,
-    _Taught,
-    _TestedStudent,
-    compare_options,
-)
+from terrine_server.planning.forecast import Forecast, Option, compare_options
 from terrine_server.planning.opening import choose
+from terrine_server.planning.students import (
+    Draw,
+    MeasuredStudent,
+    PublicStandIns,
+    Students,
+    ask_designed,
+    ask_teachers,
+    auc_lead,
+)
 from terrine_server.privacy import Account, ParameterError
 from terrine_server.privacy.quoting import cap
 
@@ -92,14 +87,14 @@ def found(simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> For
 def test_clear_classes_are_learned_by_every_option_and_the_ranges_say_so(found: Forecast) -> None:
     assert set(by_name(found)) == {"trained teachers", "neighbours", "confident answers"}
     for each in found.options:
-        assert each.forecast is not None
-        assert each.forecast.accuracy[0] > 0.7
-        assert 0.75 < each.forecast.balanced_accuracy[0] <= each.forecast.balanced_accuracy[1] <= 1
-        assert not each.forecast.useless
-        assert each.forecast.above_chance
-        assert each.forecast.auc is not None
-        assert 0.8 < each.forecast.auc[0] <= each.forecast.auc[1] <= 1
-    assert found.students is found.options[0].forecast
+        assert each.students is not None
+        assert each.students.accuracy[0] > 0.7
+        assert 0.75 < each.students.balanced_accuracy[0] <= each.students.balanced_accuracy[1] <= 1
+        assert not each.students.useless
+        assert each.students.above_chance
+        assert each.students.auc is not None
+        assert 0.8 < each.students.auc[0] <= each.students.auc[1] <= 1
+    assert found.students is found.options[0].students
     assert found.truth is not None
     assert found.truth.balanced_accuracy[1] > 0.85
 
@@ -172,8 +167,8 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
     assert sample.encoding is not None
     cells = [each.cells for each in margin_questions(sample.encoding)]
     first = SETTING.of_designed(cells=cells, schema_sha256=digest_schema(sample.encoding))
-    draw = _Draw.of(sample, 0)
-    asked = _ask_designed(draw, first)
+    draw = Draw.of(sample, 0)
+    asked = ask_designed(draw, first)
     assert asked is not None
     of_rows, poll = asked
     pool = of_rows.task.designed
@@ -189,12 +184,12 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
     assert counts[-1] == pytest.approx(first.units * np.array([1 - share, share]), abs=spread)
     every = np.concatenate(counts)
     assert np.count_nonzero(every) > 0.9 * every.size, "with noise in every cell"
-    assert _ask_designed(draw, replace(first, teachers=first.units // 400)) is None, "too few"
+    assert ask_designed(draw, replace(first, teachers=first.units // 400)) is None, "too few"
 
 
 def test_the_chosen_option_comes_first_and_then_the_better_students(found: Forecast) -> None:
     _, *others = found.options
-    known = [each.forecast.balanced_accuracy for each in others if each.forecast is not None]
+    known = [each.students.balanced_accuracy for each in others if each.students is not None]
     assert all(sum(one) + 0.1 > sum(other) for one, other in pairwise(known))
 
 
@@ -224,8 +219,8 @@ def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(
     monkeypatch.setattr(forecast, "_list_teacher_projects", lambda _: [noisy])
     found = chosen(public(600))
     trained = by_name(found)["trained teachers"]
-    assert trained.forecast is not None
-    assert trained.forecast.useless or trained.forecast.balanced_accuracy[0] < 0.5, "only luck"
+    assert trained.students is not None
+    assert trained.students.useless or trained.students.balanced_accuracy[0] < 0.5, "only luck"
     assert trained.worse
     assert found.first.option != "trained teachers"
 
@@ -247,7 +242,7 @@ def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
 ) -> None:
     left = list(leads)
     monkeypatch.setattr(forecast, "_simulate", simulated)
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: left.pop(0) if left else False)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: left.pop(0) if left else False)
     assert chosen(SAMPLE).first.option == way
 
 
@@ -265,11 +260,11 @@ def test_an_option_that_is_better_than_a_guess_goes_before_one_that_is_not(
     (first, *others), truth = simulated()
     guessing = [
         replace(each, said=np.zeros_like(each.said), scores=np.zeros(len(each.said)))
-        for each in first.students
+        for each in first.students.tested
     ]
-    worse = [replace(first, students=guessing), *others]
+    worse = [first._replace(students=Students(guessing)), *others]
     monkeypatch.setattr(forecast, "_simulate", lambda *_: (worse, truth))
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: False)
     assert chosen(SAMPLE).first.option == others[0].first.option
 
 
@@ -278,15 +273,20 @@ def test_where_a_class_is_rare_the_ranking_tells_what_a_threshold_does_not() -> 
     labels = (np.arange(400) % 20 == 0).astype(np.int64)
     rows = random.random((3, 400))
 
-    def of(lead: float) -> list[_TestedStudent]:
+    def of(lead: float) -> Students:
         scores = 0.7 * rows + 0.3 * random.random(rows.shape) + lead * labels
-        return [_TestedStudent((each > 0.5).astype(np.int64), labels, 5, each) for each in scores]
+        said = [(each > 0.5).astype(np.int64) for each in scores]
+        return Students(
+            [MeasuredStudent(s, labels, 5, x) for s, x in zip(said, scores, strict=True)]
+        )
 
     good, poor = of(0.6), of(0.4)
-    assert _is_clearly_better(good, poor)
-    assert not _is_clearly_better(poor, good)
-    unranked = [[replace(each, scores=None) for each in way] for way in (good, poor)]
-    assert not _is_clearly_better(*unranked), "of twenty, few lie between two thresholds"
+    assert good.is_clearly_better(poor)
+    assert not poor.is_clearly_better(good)
+    one, other = (
+        Students([replace(each, scores=None) for each in way.tested]) for way in (good, poor)
+    )
+    assert not one.is_clearly_better(other), "of twenty, few lie between two thresholds"
 
 
 def test_the_lead_of_an_auc_is_as_uncertain_as_draws_show() -> None:
@@ -295,8 +295,8 @@ def test_the_lead_of_an_auc_is_as_uncertain_as_draws_show() -> None:
 
     def drawn() -> tuple[float, float]:
         one, other = (random.normal(0, 1, 400) + lead * labels for lead in (1.2, 0.8))
-        found = [_TestedStudent(labels, labels, 5, each) for each in (one, other)]
-        lead, variance = _auc_lead(*found)
+        found = [MeasuredStudent(labels, labels, 5, each) for each in (one, other)]
+        lead, variance = auc_lead(*found)
         assert lead == pytest.approx(found[0].auc[0] - found[1].auc[0])
         return lead, variance
 
@@ -304,28 +304,29 @@ def test_the_lead_of_an_auc_is_as_uncertain_as_draws_show() -> None:
     assert np.std(leads) == pytest.approx(np.sqrt(np.mean(variances)), rel=0.15)
 
 
-def test_better_by_less_than_two_standard_errors_is_not_is_clearly_better() -> None:
+def test_better_by_less_than_two_standard_errors_is_not_clearly_better() -> None:
     labels = np.arange(1_000) % 2
 
-    def of(right: int) -> list[_TestedStudent]:
-        return [_TestedStudent(np.where(np.arange(1_000) < right, labels, 1 - labels), labels, 5)]
+    def of(right: int) -> Students:
+        said = np.where(np.arange(1_000) < right, labels, 1 - labels)
+        return Students([MeasuredStudent(said, labels, 5)])
 
-    assert _is_clearly_better(of(600), of(500))
-    assert not _is_clearly_better(of(500), of(600))
-    assert not _is_clearly_better(of(502), of(500)), "two rows of a thousand"
+    assert of(600).is_clearly_better(of(500))
+    assert not of(500).is_clearly_better(of(600))
+    assert not of(502).is_clearly_better(of(500)), "two rows of a thousand"
 
 
 def test_what_draws_of_noise_differ_by_is_not_a_lead_and_widens_the_range() -> None:
     labels = (np.arange(10_000) % 10 == 0).astype(np.int64)
 
-    def of(*right: int) -> list[_TestedStudent]:
+    def of(*right: int) -> Students:
         said = [np.where(np.arange(10_000) < each, labels, 1 - labels) for each in right]
-        return [_TestedStudent(each, labels, 5) for each in said]
+        return Students([MeasuredStudent(each, labels, 5) for each in said])
 
     usual, steady, lucky = of(6_000, 6_000, 6_000), of(7_000, 7_000, 7_000), of(9_000, 6_000, 6_000)
-    assert _is_clearly_better(steady, usual)
-    assert not _is_clearly_better(lucky, usual), "as good on average, by one draw of three"
-    narrow, wide = (_summarize(each).accuracy for each in (steady, lucky))
+    assert steady.is_clearly_better(usual)
+    assert not lucky.is_clearly_better(usual), "as good on average, by one draw of three"
+    narrow, wide = steady.accuracy, lucky.accuracy
     assert narrow == pytest.approx((0.69, 0.71), abs=0.005)
     assert wide == pytest.approx((0.5, 1.0)), "and none is below that of a guess"
 
@@ -346,9 +347,7 @@ def test_above_chance_is_by_two_standard_errors_and_two_points(
 ) -> None:
     labels = np.arange(rows) % 2
     said = np.where(np.arange(rows) < right, labels, 1 - labels)
-    tested = [_TestedStudent(said, labels, 5)]
-    assert _is_above_chance(tested) is above
-    found = _summarize(tested)
+    found = Students([MeasuredStudent(said, labels, 5)])
     assert found.above_chance is above
     assert found.chance == 0.5
     assert found.balanced_accuracy[0] >= 0.5, "no range falls below chance"
@@ -359,12 +358,13 @@ def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class()
     constant = np.zeros(1_000, np.int64)
     random = np.random.default_rng(0).random(1_000)
     ranked, mixed = (
-        [_TestedStudent(constant, labels, 5, random + lead * labels)] for lead in (0.5, 0.0)
+        Students([MeasuredStudent(constant, labels, 5, random + lead * labels)])
+        for lead in (0.5, 0.0)
     )
-    assert _is_above_chance(ranked)
-    assert not _is_above_chance(mixed)
-    assert _summarize(mixed).balanced_accuracy[0] == 0.5
-    auc = _summarize(ranked).auc
+    assert ranked.above_chance
+    assert not mixed.above_chance
+    assert mixed.balanced_accuracy[0] == 0.5
+    auc = ranked.auc
     assert auc is not None
     pairs = random[labels == 0] < (random + 0.5)[labels == 1][:, None]
     assert auc[0] < pairs.mean() < auc[1]
@@ -373,14 +373,13 @@ def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class()
 def test_neighbours_may_be_better_by_what_more_of_them_would_add() -> None:
     labels = np.arange(1_000) % 2
 
-    def of(right: int) -> list[_TestedStudent]:
+    def of(right: int) -> list[MeasuredStudent]:
         said = np.where(np.arange(1_000) < right, labels, 1 - labels)
-        return [_TestedStudent(said, labels, 1_000)]
+        return [MeasuredStudent(said, labels, 1_000)]
 
-    few = _summarize(of(700))
+    few = Students(of(700))
     for half, gain in ((650, 0.05), (700, 0), (720, 0)):
-        way = _Taught(replace(FIRST, units=4_000), of(700), of_half=of(half))
-        found = _summarize(of(700), way)
+        found = Students(of(700), of(half), units=4_000)
         for measure in ("accuracy", "balanced_accuracy"):
             (low, high), (least, most) = getattr(found, measure), getattr(few, measure)
             assert low == least
@@ -392,7 +391,7 @@ def test_a_range_is_wide_where_few_rows_of_a_class_test_it() -> None:
     def width(every: int) -> float:
         labels = (np.arange(1_000) % every == 0).astype(np.int64)
         said = np.where(np.arange(1_000) % 3 == 0, 1 - labels, labels)
-        low, high = _summarize([_TestedStudent(said, labels, 5)]).balanced_accuracy
+        low, high = Students([MeasuredStudent(said, labels, 5)]).balanced_accuracy
         return high - low
 
     assert width(50) > 3 * width(2)
@@ -410,8 +409,8 @@ def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None
 
 
 def test_every_row_is_asked_about_by_as_many_stand_ins_for_teachers() -> None:
-    draw = _Draw.of(SAMPLE, 0)
-    poll = _ask_teachers(draw, FIRST)
+    draw = Draw.of(SAMPLE, 0)
+    poll = ask_teachers(draw, FIRST)
     assert poll is not None
     assert poll.votes.sum(axis=1).tolist() == [poll.stand_ins] * len(draw.learned)
     assert not set(draw.tested.tolist()) & set(draw.own.tolist())
@@ -477,7 +476,7 @@ def test_what_is_not_labelled_does_not_matter() -> None:
 def test_people_stand_in_with_all_their_records() -> None:
     alone = by_name(chosen(public(800), labelled=False))["neighbours"].first.neighbours
     found = by_name(chosen(public(800, people=200), people=True))["neighbours"]
-    assert found.forecast is not None
+    assert found.students is not None
     of_people = found.first.neighbours
     assert alone is not None
     assert of_people is not None

@@ -33,6 +33,7 @@ from terrine_models.teachers.kinds import load_manifest
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import first_project, forecast
+from terrine_server.planning.students import Students
 
 EPSILON = 3
 DIGITS = ("quickstart", "digits.npz", "--public", "pool.npz", "--classes", "10", "--epsilon", "3")
@@ -175,7 +176,7 @@ def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_alway
 def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: False)  # noisy counts
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes", "--verbose").fine
@@ -201,7 +202,7 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: True)
     monkeypatch.setattr(forecast, "_find_designed_project", lambda *_: None)
     said = table.run(*TABLE, "--yes", "--verbose").fine
     assert "--rule rdp" in said
@@ -216,7 +217,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
 def test_designed_rows_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_is_clearly_better", lambda *_: True)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: True)
     given = (*TABLE, "--group", "patient")
     forecast_said = table.run(*given, "--yes", "--dry-run").fine
     holds(forecast_said, "designed", "histograms", "0.54", "AUC")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from terrine_models.data.arrays import Dataset
-from terrine_models.formats import join_names
 from terrine_models.tables.roles import SchemaProposal
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server.cli import reading
@@ -28,6 +23,7 @@ from terrine_server.cli.console import (
     in_compose,
     print_json,
     say,
+    tabulate,
     with_json,
 )
 from terrine_server.cli.ensemble import show_schema
@@ -36,7 +32,6 @@ from terrine_server.cli.options import Yes, mechanism_text
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_ledger
-from terrine_server.planning.forecast import Forecast, StudentForecast
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.quickstart.choice import Choice, Membership, check_above_chance, choose
 from terrine_server.quickstart.dialogue import (
@@ -44,7 +39,6 @@ from terrine_server.quickstart.dialogue import (
     Given,
     SchemaAlone,
     Stated,
-    join_numbers,
 )
 from terrine_server.quickstart.opening import (
     make_student_token,
@@ -57,7 +51,7 @@ from terrine_server.quickstart.records import (
     read_records,
     schema_file,
 )
-from terrine_server.quickstart.report import describe, name_option, write_range
+from terrine_server.quickstart.report import describe, list_options
 from terrine_server.settings import Settings
 from terrine_tables.formats import is_table
 
@@ -102,7 +96,7 @@ class _Owner(reading.Terminal):
             console.print(f"[bold]{heading}[/]  {escape(text)}", soft_wrap=True, highlight=False)
         labelled = choice.data.labelled
         if labelled is not None and choice.forecast.students is not None and self.verbose:
-            _show_options(choice.forecast, labelled)
+            console.print(tabulate(list_options(choice.forecast, labelled)))
         shown = self.notes if self.verbose else self.notes[:MAX_NOTES]
         for sentence in shown:
             say(f"- {sentence}")
@@ -308,14 +302,22 @@ def _rehearse(
             _, data, given = read_records(records, given, out, owner)
         choice = choose(data, membership, register, epsilon, owner)
     words: list[object] = ["quickstart", records if isinstance(records, Path) else "PRIVATE"]
-    words += [*_data_options(given), "--epsilon", f"{epsilon:g}"]
+    words += [*reading.data_options(given), "--epsilon", f"{epsilon:g}"]
     command = command_text(*words, *(["--yes"] if in_compose() else []))  # files take its input
     if as_json():
         options = [
-            {"way": each.first.option, "mechanism": each.first.spec, **asdict(each)}
+            {
+                "way": each.first.option,
+                "mechanism": each.first.spec,
+                "first": asdict(each.first),
+                "forecast": each.students and each.students.figures,
+                "worse": each.worse,
+            }
             for each in choice.forecast.options
         ]
-        print_json({"command": command, "ways": options, "true_labels": choice.forecast.truth})
+        truth = choice.forecast.truth
+        known = {"command": command, "ways": options}
+        print_json({**known, "true_labels": truth and truth.figures})
     else:
         owner.show(choice)
         asks = "without" if in_compose() else "with"
@@ -349,67 +351,6 @@ def _open(
     return record
 
 
-def _data_options(given: Given) -> list[object]:
-    """Return the options that say what is in the data."""
-    if isinstance(given, SchemaAlone):
-        return ["--schema", given.schema]
-    if isinstance(given, Stated):
-        return ["--public", given.public, "--schema", given.schema]
-    return ["--public", given.public, *_table_options(given), *_format_options(given)]
-
-
-def _table_options(given: Described) -> list[object]:
-    named = {
-        "--label": given.label,
-        "--group": given.group,
-        "--columns": given.columns and join_names(given.columns),
-        "--bins": given.bins and join_numbers(given.bins),
-    }
-    ignored = [word for name in given.ignore for word in ("--ignore", name)]
-    kept = [word for name in given.keep for word in ("--keep", name)]
-    return [*_options(named), *ignored, *kept]
-
-
-def _format_options(given: Described) -> list[object]:
-    """Return the options that say how arrays and pictures are read."""
-    return _options(
-        {
-            "--classes": given.classes and reading.classes_text(given.classes),
-            "--images": given.image and reading.images_text(given.image),
-        }
-    )
-
-
-def _options(given: Mapping[str, object]) -> list[object]:
-    return [word for option, value in given.items() if value for word in (option, value)]
-
-
-def _show_options(forecast: Forecast, labelled: Dataset) -> None:
-    """Print what the students of each option would be, and what there is to compare with."""
-    measures = ["right on", "balanced accuracy", *(["AUC"] if len(labelled.classes) == 2 else [])]
-    table = Table("students of", *measures)
-    for each in forecast.options:
-        name = name_option(each.first)
-        chosen = each is forecast.options[0]
-        _add_row(table, f"[bold]{name}[/]" if chosen else name, each.forecast)
-    _add_row(table, "(true labels of the same rows)", forecast.truth)
-    counts = np.bincount(labelled.labels)
-    table.add_row(
-        "(the largest class alone)",
-        f"{counts.max() / len(labelled):.1%}",
-        f"{1 / np.count_nonzero(counts):.1%}",
-        *(["0.50"] if len(labelled.classes) == 2 else []),
-    )
-    console.print(table)
-
-
-def _add_row(table: Table, name: str, found: StudentForecast | None) -> None:
-    if found is not None:
-        ranked = [] if found.auc is None else [f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"]
-        measures = found.accuracy, found.balanced_accuracy
-        table.add_row(name, *map(write_range, measures), *ranked)
-
-
 def _show_commands(
     private: Path, given: Stated | Described, settings: Settings, choice: Choice
 ) -> None:
@@ -432,10 +373,10 @@ def _show_commands(
         project += ["--expected-pass-rate", f"{first.pass_rate:g}"]
     acts: list[list[object]] = [["init"]]
     if isinstance(given, Described) and schema is not None:
-        options = [*_table_options(given), *_format_options(given)]
-        acts.append(["ensemble", "schema", given.public, *options, "--out", schema])
+        _, public, *options = reading.data_options(given)
+        acts.append(["ensemble", "schema", public, *options, "--out", schema])
     elif isinstance(given, Described):
-        made += _format_options(given)
+        made += reading.data_options(given)[2:]
     acts += [
         [*made, *(["--schema", schema] if schema else [])],
         register,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,14 @@ from terrine_protocol.base import normalize
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat
 from terrine_server.cli.console import console, errors, fail, say
-from terrine_server.quickstart.dialogue import Question
+from terrine_server.quickstart.dialogue import (
+    Described,
+    Given,
+    Question,
+    SchemaAlone,
+    Stated,
+    join_numbers,
+)
 from terrine_tables.columns import parse_number
 
 AcceptClipped = Annotated[
@@ -164,6 +171,41 @@ def images_text(image: ImageFormat) -> str:
     """Write a format of pictures as --images takes it."""
     grey, bits = ":grey" if image.grey else "", "" if image.bits is None else f":{image.bits}bit"
     return f"{image.height}x{image.width}{grey}{bits}"
+
+
+def data_options(given: Given) -> list[object]:
+    """Return the options that say what `given` does, --public first."""
+    if isinstance(given, SchemaAlone):
+        return ["--schema", given.schema]
+    if isinstance(given, Stated):
+        return ["--public", given.public, "--schema", given.schema]
+    return ["--public", given.public, *_table_options(given), *_format_options(given)]
+
+
+def _table_options(given: Described) -> list[object]:
+    named = {
+        "--label": given.label,
+        "--group": given.group,
+        "--columns": given.columns and join_names(given.columns),
+        "--bins": given.bins and join_numbers(given.bins),
+    }
+    ignored = [word for name in given.ignore for word in ("--ignore", name)]
+    kept = [word for name in given.keep for word in ("--keep", name)]
+    return [*_options(named), *ignored, *kept]
+
+
+def _format_options(given: Described) -> list[object]:
+    """Return the options that say how arrays and pictures are read."""
+    return _options(
+        {
+            "--classes": given.classes and classes_text(given.classes),
+            "--images": given.image and images_text(given.image),
+        }
+    )
+
+
+def _options(given: Mapping[str, object]) -> list[object]:
+    return [word for option, value in given.items() if value for word in (option, value)]
 
 
 class Terminal:

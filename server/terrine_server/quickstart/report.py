@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from terrine_models.data.arrays import Dataset
 from terrine_server.ledger import PopulationRecord
 from terrine_server.planning.first_project import FirstProject, max_guess_accuracy
-from terrine_server.planning.forecast import DRAWS, Forecast, Option
+from terrine_server.planning.forecast import Forecast, Option
+from terrine_server.planning.students import DRAWS
 from terrine_server.quickstart.records import ProjectData
 
 
@@ -144,6 +146,29 @@ def _certain_answers(first: FirstProject) -> str:
         return said
     queries = min(first.rows, first.terms.affordable(first.terms.start))
     return f"{queries:,} of {first.rows:,} different public rows are asked, and get a label or none"
+
+
+def list_options(forecast: Forecast, labelled: Dataset) -> list[dict[str, str]]:
+    """Return what the students of each option would be, and what there is to compare with."""
+    taught = {name_option(each.first): each.students for each in forecast.options}
+    rows = [
+        {
+            "students of": name,
+            "right on": write_range(found.accuracy),
+            "balanced accuracy": write_range(found.balanced_accuracy),
+            **({} if found.auc is None else {"AUC": f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"}),
+        }
+        for name, found in [*taught.items(), ("(true labels of the same rows)", forecast.truth)]
+        if found is not None
+    ]
+    counts = np.bincount(labelled.labels)
+    largest = {
+        "students of": "(the largest class alone)",
+        "right on": f"{counts.max() / len(labelled):.1%}",
+        "balanced accuracy": f"{1 / np.count_nonzero(counts):.1%}",
+        "AUC": "0.50",
+    }
+    return [*rows, {heading: largest[heading] for heading in rows[0]}]
 
 
 def name_option(first: FirstProject) -> str:
