@@ -30,13 +30,9 @@ from terrine_server.errors import (
 from terrine_server.ledger import Ledger, check_schema, check_writable, connect
 from terrine_server.ledger.copies import Registration, registrations
 from terrine_server.ledger.database import reading, sqlite_path
-from terrine_server.ledger.migrating import (
-    excess_rights,
-    has_tables,
-    missing_migrations,
-    missing_rights,
-    schema_differences,
-)
+from terrine_server.ledger.definitions import schema_differences
+from terrine_server.ledger.migrating import excess_rights, missing_rights
+from terrine_server.ledger.revisions import has_tables, missing_migrations
 from terrine_server.owner.checkpoints import (
     CheckpointError,
     attach_history,

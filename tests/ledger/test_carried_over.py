@@ -14,8 +14,9 @@ from terrine_protocol import ProjectStatus
 from terrine_server.errors import LedgerCorrupted, NotSealed
 from terrine_server.ledger import Ledger, connect, upgrade
 from terrine_server.ledger.database import migrating_alone
+from terrine_server.ledger.definitions import schema_differences
 from terrine_server.ledger.log import initialise
-from terrine_server.ledger.migrating import migrate, schema_differences
+from terrine_server.ledger.revisions import migrate
 from terrine_server.ledger.seals import Seals
 
 

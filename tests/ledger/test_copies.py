@@ -11,7 +11,7 @@ from support.ledgers import answered, charge_one, open_ledger, open_project
 from support.wording import refuses
 from terrine_server.errors import SchemaMismatch
 from terrine_server.ledger import Ledger, connect, copies
-from terrine_server.ledger.migrating import schema_differences
+from terrine_server.ledger.definitions import schema_differences
 
 
 def exported(ledger: Ledger) -> list[object]:

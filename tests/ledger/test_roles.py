@@ -35,7 +35,8 @@ from terrine_protocol import ProjectStatus, Role
 from terrine_server.doctor import check_database_rights
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, NewToken, check_schema, connect, seal, upgrade
-from terrine_server.ledger.migrating import check_rights, grant, schema_differences
+from terrine_server.ledger.definitions import schema_differences
+from terrine_server.ledger.migrating import check_rights, grant
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 

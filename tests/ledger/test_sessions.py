@@ -23,7 +23,7 @@ from support.processes import PATIENCE_SECONDS
 from support.wording import refuses
 from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger import Ledger, check_definitions, check_schema, connect, upgrade
-from terrine_server.ledger.migrating import schema_differences
+from terrine_server.ledger.definitions import schema_differences
 
 pytestmark = pytest.mark.parametrize("each_database_url", ["postgresql"], indirect=True)
 

@@ -27,7 +27,7 @@ from support.servers import Machine, question, serving_process
 from support.wording import holds
 from support.workers import restore_but_die
 from terrine_protocol import ProjectStatus
-from terrine_server.ledger import Ledger, connect, copies, database, migrating
+from terrine_server.ledger import Ledger, connect, copies, database, definitions
 from terrine_server.owner import backup as backups
 from terrine_server.owner import checkpoints
 from terrine_server.owner.editions import records_key
@@ -270,7 +270,7 @@ def test_an_older_backup_is_restored_into_a_newer_schema(service: Service) -> No
     assert after["files"] == before["files"]
     assert after["log"][: len(before["log"])] == before["log"]
     assert after["log"][len(before["log"]) :] == ["project-paused", "ledger-restored"]
-    assert migrating.schema_differences(connect(service.owners_url)) == []
+    assert definitions.schema_differences(connect(service.owners_url)) == []
     assert service.machine.wrong() == []
     # What gave way is whole.
     if engine.dialect.name == "sqlite":

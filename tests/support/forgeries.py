@@ -51,7 +51,7 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.ledger import Actor, Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import charge_hash, iso
 from terrine_server.ledger.exports import ArchiveError
-from terrine_server.ledger.migrating import _config
+from terrine_server.ledger.revisions import _config
 from terrine_server.ledger.schema import charges, metadata, projects
 from terrine_server.ledger.seals import Seals
 from terrine_server.ledger.verifying import verify_export

@@ -19,11 +19,8 @@ from terrine_server.ledger import Ledger, connect
 from terrine_server.ledger import upgrade as migrate
 from terrine_server.ledger.copies import registrations
 from terrine_server.ledger.database import reading
-from terrine_server.ledger.migrating import (
-    grant,
-    has_tables,
-    missing_migrations,
-)
+from terrine_server.ledger.migrating import grant
+from terrine_server.ledger.revisions import has_tables, missing_migrations
 from terrine_server.owner.checkpoints import (
     CheckpointError,
     load_checkpoint_key,

@@ -45,7 +45,7 @@ from terrine_server.ledger import seal as seal_ledger
 from terrine_server.ledger.ensembles import DEFAULT_POPULATION
 from terrine_server.ledger.exports import entry_line
 from terrine_server.ledger.losses import LostSpend
-from terrine_server.ledger.migrating import has_tables
+from terrine_server.ledger.revisions import has_tables
 from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import (

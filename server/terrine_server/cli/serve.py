@@ -25,9 +25,7 @@ from terrine_server.cli.console import (
 )
 from terrine_server.doctor import Severity
 from terrine_server.ledger import connect
-from terrine_server.ledger.migrating import (
-    check_schema_once_started,
-)
+from terrine_server.ledger.revisions import check_schema_once_started
 from terrine_server.owner.operations import open_ledger
 from terrine_server.serving import listening
 from terrine_server.serving.listening import CannotListen

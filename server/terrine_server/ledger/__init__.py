@@ -13,6 +13,7 @@ seal                                seal a ledger of an earlier version, or with
 from terrine_server.ledger.chain import Action, Actor
 from terrine_server.ledger.charging import check_active
 from terrine_server.ledger.database import connect
+from terrine_server.ledger.definitions import check_definitions
 from terrine_server.ledger.ensembles import (
     DEFAULT_POPULATION,
     check_delta,
@@ -20,14 +21,7 @@ from terrine_server.ledger.ensembles import (
     choose_population,
 )
 from terrine_server.ledger.ledger import Ledger
-from terrine_server.ledger.migrating import (
-    check_definitions,
-    check_rights,
-    check_schema,
-    check_writable,
-    schema_revision,
-    upgrade,
-)
+from terrine_server.ledger.migrating import check_rights, check_writable, upgrade
 from terrine_server.ledger.projects import Maintenance, NewProject, RestoredProjects
 from terrine_server.ledger.records import (
     NEIGHBOURS,
@@ -49,5 +43,6 @@ from terrine_server.ledger.records import (
     SpentAccounts,
     TokenRecord,
 )
+from terrine_server.ledger.revisions import check_schema, schema_revision
 from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.tokens import NewToken

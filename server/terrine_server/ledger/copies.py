@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, Row, inspect, text
 from sqlalchemy.engine import URL
 
 from terrine_server.errors import Conflict, DatabaseUnavailable
-from terrine_server.ledger import migrating
+from terrine_server.ledger import revisions
 from terrine_server.ledger.chain import iso
 from terrine_server.ledger.database import (
     connect,
@@ -127,7 +127,7 @@ def copy_to_file(engine: Engine, path: Path) -> str:
     not there or newer than this version, and DatabaseUnavailable.
     """
     with snapshot(engine) as source:
-        found = migrating.read_known_revision(source)
+        found = revisions.read_known_revision(source)
         path.touch(mode=0o600)
         if sqlite_path(engine) is not None:
             with closing(sqlite3.connect(path)) as target:
@@ -136,7 +136,7 @@ def copy_to_file(engine: Engine, path: Path) -> str:
             source.execute(text("SET LOCAL enable_seqscan = on"))
             made = file_engine(path)
             with migrating_alone(made) as target:
-                migrating.migrate(target, to=found)
+                revisions.migrate(target, to=found)
                 _copy_rows(source, target)
             made.dispose()
     settle(file_engine(path))
@@ -211,7 +211,7 @@ def replace_ledger(engine: Engine, path: Path, aside: str) -> str | None:
     with reading(file_engine(path)) as source, migrating_alone(engine) as target:
         roles = _who_serves(target)
         moved = _move_aside(target, aside)
-        migrating.migrate(target)
+        revisions.migrate(target)
         _copy_rows(source, target)
         for role in roles:
             grant_rights(target, role)

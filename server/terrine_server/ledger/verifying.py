@@ -41,9 +41,9 @@ from terrine_server.ledger.chain import (
     sigma_of_counts,
 )
 from terrine_server.ledger.database import Access
+from terrine_server.ledger.definitions import schema_differences
 from terrine_server.ledger.entries import PAGE_ENTRIES, payment_record
 from terrine_server.ledger.exports import ENTRY_COLUMNS, StoredEntry, open_export
-from terrine_server.ledger.migrating import schema_differences
 from terrine_server.ledger.records import entry_event
 from terrine_server.ledger.rows import select_editions
 from terrine_server.ledger.schema import (

@@ -34,7 +34,7 @@ from terrine_server.ledger import (
     connect,
     upgrade,
 )
-from terrine_server.ledger.migrating import has_tables
+from terrine_server.ledger.revisions import has_tables
 from terrine_server.ledger.verifying import Progress
 from terrine_server.owner.checkpoints import attach_history, make_key_of_new_log
 from terrine_server.owner.editions import refuse_forgotten_people
