@@ -59,7 +59,7 @@ NOOP = """
 import uvicorn
 from fastapi import FastAPI, Request
 from terrine_server import logs
-from terrine_server.serving.bounds import uvicorn_options
+from terrine_server.serving.connections import uvicorn_options
 from terrine_server.settings import Settings
 
 app = FastAPI()

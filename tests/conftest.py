@@ -150,7 +150,7 @@ def two_threads() -> Iterator[None]:
 @pytest.fixture
 def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     """For rate limits, no time passes: a busy machine would grant more than a test expects."""
-    from terrine_server.api.services import RateLimit
+    from terrine_server.api.rate_limits import RateLimit
 
     use, now = RateLimit._use, time.monotonic()
 

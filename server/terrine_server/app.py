@@ -21,15 +21,10 @@ from terrine_models.addons import load_added
 from terrine_server import admin
 from terrine_server.api import health, middleware, openapi, owner, problems, students
 from terrine_server.api import ledger as ledger_routes
-from terrine_server.api.services import (
-    PublishedLog,
-    RateLimit,
-    Readiness,
-    Services,
-    SharedScrape,
-    caller_check,
-    refuse_unknown_parameters,
-)
+from terrine_server.api.callers import caller_check
+from terrine_server.api.rate_limits import RateLimit
+from terrine_server.api.services import Services, refuse_unknown_parameters
+from terrine_server.api.shared import PublishedLog, Readiness, SharedScrape
 from terrine_server.errors import ServiceError
 from terrine_server.labeling.pipeline import Labeling, Queue
 from terrine_server.labeling.voters import AnyVoters
@@ -42,7 +37,7 @@ from terrine_server.owner.checkpoints import (
     load_policy,
 )
 from terrine_server.owner.sign_in import Issuer, Sessions, Tokens, load_secret_key, load_token_key
-from terrine_server.serving.bounds import uvicorn_options
+from terrine_server.serving.connections import uvicorn_options
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")

@@ -7,7 +7,7 @@ vote tallies are never sent because no wire model names them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NotRequired
+from typing import NamedTuple, NotRequired
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
@@ -47,6 +47,15 @@ class _Answers(TypedDict):
 
 
 _ANSWERS = TypeAdapter(_Answers)
+
+
+class LabelReply(NamedTuple):
+    """The answer to a request to label: its body, how many of its queries were replayed, and the
+    numbers of the first and the last charge that it paid, if it paid any."""
+
+    body: bytes
+    replayed: int
+    paid: tuple[int, int] | None
 
 
 def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:

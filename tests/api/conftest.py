@@ -9,7 +9,7 @@ import pytest
 from support.clients import IMPATIENT_GNMAX, PATIENT, Caller, charges, impatient
 from support.data import DigitsEnsemble
 from support.servers import RunningServer
-from terrine_server.api import services
+from terrine_server.api import shared
 
 Call = Callable[..., Caller]
 
@@ -17,7 +17,7 @@ Call = Callable[..., Caller]
 @pytest.fixture(autouse=True)
 def _ready_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/readyz` finds out anew each time, so that tests need not wait a second."""
-    monkeypatch.setattr(services, "LOOKUP_SECONDS", 0.0)
+    monkeypatch.setattr(shared, "LOOKUP_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from terrine_server.serving.bounds import MIN_READ_BYTES, Connection, uvicorn_options
+from terrine_server.serving.connections import MIN_READ_BYTES, Connection, uvicorn_options
 from terrine_server.settings import Settings
 
 LARGE = bytes(4_000_000)

@@ -26,10 +26,10 @@ from support.wording import holds
 from terrine_models.tables.loading import load_table
 from terrine_protocol import Column, TableSchema
 from terrine_server.api import decoding
-from terrine_server.api.services import RateLimit
+from terrine_server.api.rate_limits import RateLimit
 from terrine_server.app import serving
 from terrine_server.ledger import Ledger, connect
-from terrine_server.serving.bounds import Connection
+from terrine_server.serving.connections import Connection
 from terrine_server.settings import Settings
 
 

@@ -26,7 +26,7 @@ from support.servers import RunningServer
 from terrine_protocol import PROBLEMS
 from terrine_server import logs
 from terrine_server.api import middleware
-from terrine_server.api.services import MAX_KEYS, RateLimit
+from terrine_server.api.rate_limits import MAX_KEYS, RateLimit
 from terrine_server.errors import RateLimited
 from terrine_server.labeling.local_voters import LocalVoters
 from terrine_server.labeling.strategies import VoteStrategy

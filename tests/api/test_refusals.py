@@ -33,7 +33,7 @@ from terrine_protocol.schema import TableSchema
 from terrine_server.api.problems import problem
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.voters import read_pool
-from terrine_server.serving.bounds import STATUS_OF_PROBLEM, Refusal, _render_short
+from terrine_server.serving.refusals import STATUS_OF_PROBLEM, Refusal, render_short
 
 Call = Callable[..., Caller]
 NPY, NPZ, JSON = "application/x-npy", "application/x-npz", "application/json"
@@ -402,6 +402,6 @@ def test_every_problem_that_passes_says_when_to_try_again(slug: str) -> None:
             assert ("Retry-After" in answer.headers) == (reason in PASSING_REASONS)
             assert f"`{reason}`" in said or reason not in PASSING_REASONS
     if slug in STATUS_OF_PROBLEM:  # what witnesses and owners refuse
-        short = _render_short(Refusal(slug, "A detail."))
+        short = render_short(Refusal(slug, "A detail."))
         assert isinstance(short, JSONResponse)
         assert ("Retry-After" in short.headers) == waits

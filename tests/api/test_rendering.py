@@ -33,11 +33,11 @@ from support.servers import RunningServer
 from terrine_protocol import LabelResponse, LabelResult, Outcome, ProjectStatus, Role, TokenInfo
 from terrine_server import views
 from terrine_server.api import students
-from terrine_server.api.services import LabelReply
 from terrine_server.errors import BudgetExhausted, ServiceError
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.ledger import ChargedBatch, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
+from terrine_server.views import LabelReply
 
 Call = Callable[..., Caller]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -16,7 +16,7 @@ from support.processes import PATIENCE_SECONDS, until
 from support.servers import Machine, Serving, question, serving_process
 from support.wording import holds
 from terrine_protocol import Role
-from terrine_server.serving.bounds import SPARE_CONNECTIONS
+from terrine_server.serving.connections import SPARE_CONNECTIONS
 
 PAGES = b"GET /openapi.json HTTP/1.1\r\nHost: terrine\r\n\r\n" * 100
 """More than sockets take without a reader."""

@@ -27,7 +27,7 @@ from terrine_models.features.maps import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note
-from terrine_server.api import health, services
+from terrine_server.api import health, services, shared
 from terrine_server.app import create_app
 from terrine_server.owner import sign_in
 from terrine_server.owner.backup import BackupError, back_up
@@ -42,7 +42,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics are built when they are asked for: a second each would add up."""
-    monkeypatch.setattr(services, "LOOKUP_SECONDS", 0.0)
+    monkeypatch.setattr(shared, "LOOKUP_SECONDS", 0.0)
 
 
 def scrape(server: RunningServer, role: str = "auditor") -> Series:
@@ -120,11 +120,11 @@ def test_metrics_are_built_once_for_all_who_ask_meanwhile(
         asyncio.run(ask_together())
     asked = list[int]()
 
-    async def own(made: services.SharedScrape) -> bytes:
+    async def own(made: shared.SharedScrape) -> bytes:
         asked.append(1)
         return b""
 
-    monkeypatch.setattr(services.SharedScrape, "__call__", own)
+    monkeypatch.setattr(shared.SharedScrape, "__call__", own)
     scrape(terrine_server)
     assert asked == [1], "by the route, too"
 

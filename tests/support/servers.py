@@ -55,7 +55,7 @@ from terrine_server.owner.sign_in import Tokens, load_secret_key
 from terrine_server.planning.opening import choose
 from terrine_server.privacy import build_mechanism
 from terrine_server.serving import listening
-from terrine_server.serving.bounds import uvicorn_options
+from terrine_server.serving.connections import uvicorn_options
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:

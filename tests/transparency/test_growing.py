@@ -15,8 +15,8 @@ from support.processes import PATIENCE_SECONDS, start
 from support.workers import ask_and_log, grow_until
 from terrine_protocol import transparency as trees
 from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, tile_of
-from terrine_server.api import services
-from terrine_server.api.services import PublishedLog
+from terrine_server.api import shared
+from terrine_server.api.shared import PublishedLog
 from terrine_server.errors import DatabaseUnavailable, NotFound
 from terrine_server.ledger import Ledger, transparency
 from terrine_server.ledger.schema import administrative_log, charges, projects
@@ -207,7 +207,7 @@ def test_strangers_read_the_log_from_memory(
         notes = await asyncio.gather(*[log.checkpoint() for _ in range(50)])
         assert (set(notes), asked) == ({"signed"}, [None])
         asked.clear()
-        monkeypatch.setattr(services, "MAX_TILES", 1)
+        monkeypatch.setattr(shared, "MAX_TILES", 1)
         few = PublishedLog(ledger)
         for level in (0, None, 0):
             await few.tile(Tile(level, 0, size))

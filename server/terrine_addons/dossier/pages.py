@@ -9,7 +9,9 @@ from terrine_addons.dossier.facts import CONTENT_POLICY, gather, render
 from terrine_protocol import Name
 from terrine_server.admin.access import Checked
 from terrine_server.admin.rendering import HEADERS
-from terrine_server.api.services import PAGES_PATH, VERIFYING, Services, ServicesDep
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import Services, ServicesDep
+from terrine_server.api.shared import VERIFYING
 
 router = APIRouter(prefix=f"{PAGES_PATH}/projects")
 

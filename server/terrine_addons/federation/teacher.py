@@ -31,7 +31,7 @@ from terrine_models.storage.manifests import StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import VotingError
 from terrine_server.serving import Limits
-from terrine_server.serving.bounds import Guard, limits_for
+from terrine_server.serving.bodies import Guard, limits_for
 
 log = structlog.get_logger("terrine")
 

@@ -19,10 +19,12 @@ from terrine_addons.oidc.issuer import CALLBACK, IssuerError
 from terrine_server.admin import access
 from terrine_server.admin.rendering import HEADERS, page
 from terrine_server.admin.sign_in import form
-from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, InvalidQuery, NotFound, Unauthorized
 from terrine_server.owner.sign_in import Issuer
-from terrine_server.serving.bounds import RETRY_SECONDS, client_network
+from terrine_server.serving.refusals import RETRY_SECONDS
+from terrine_server.serving.slots import client_network
 
 log = structlog.get_logger("terrine")
 

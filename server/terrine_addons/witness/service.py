@@ -44,7 +44,7 @@ from terrine_protocol.transparency import (
     parse_decimal,
 )
 from terrine_server.serving import Limits
-from terrine_server.serving.bounds import Guard
+from terrine_server.serving.bodies import Guard
 
 MOST_PROOF_LINES = 63
 LIMITS = Limits(

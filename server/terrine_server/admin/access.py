@@ -23,7 +23,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 
 from terrine_protocol import Role
-from terrine_server.api.services import PRINCIPAL_KEY, Services, ServicesDep
+from terrine_server.api.callers import PRINCIPAL_KEY
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import (
     Forbidden,
     InvalidQuery,

@@ -7,7 +7,10 @@ from starlette.responses import Response
 
 from terrine_server.admin.access import Checked, Reader
 from terrine_server.admin.rendering import page
-from terrine_server.api.services import PAGES_PATH, VERIFYING, NameCursor, ServicesDep
+from terrine_server.api.paging import NameCursor
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import ServicesDep
+from terrine_server.api.shared import VERIFYING
 from terrine_server.errors import InvalidQuery
 from terrine_server.owner import operations
 from terrine_server.owner.checkpoints import log_state, own_policy

@@ -9,7 +9,8 @@ from terrine_server import views
 from terrine_server.admin.access import Reader
 from terrine_server.admin.overview import list_caps
 from terrine_server.admin.rendering import page
-from terrine_server.api.services import PAGES_PATH, ServicesDep
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import ServicesDep
 from terrine_server.owner.operations import find_largest_return
 
 router = APIRouter(prefix=PAGES_PATH)

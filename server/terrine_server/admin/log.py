@@ -10,7 +10,8 @@ from starlette.responses import Response
 from terrine_server import views
 from terrine_server.admin.access import Reader
 from terrine_server.admin.rendering import page
-from terrine_server.api.services import PAGES_PATH, ServicesDep
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import ServicesDep
 
 router = APIRouter(prefix=PAGES_PATH)
 

@@ -24,7 +24,8 @@ from terrine_server.admin.rendering import (
     parse_number,
     see_other,
 )
-from terrine_server.api.services import PAGES_PATH, Services, ServicesDep
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, ServiceError
 from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import (

@@ -19,11 +19,9 @@ from terrine_protocol import (
 from terrine_server import views
 from terrine_server.admin.access import ByAdmin, Reader
 from terrine_server.admin.rendering import page, see_other
-from terrine_server.api.services import (
-    PAGES_PATH,
-    NameCursor,
-    ServicesDep,
-)
+from terrine_server.api.paging import NameCursor
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import ServicesDep
 from terrine_server.ledger import (
     EnsembleRecord,
     Ledger,

@@ -22,12 +22,9 @@ from terrine_server.admin.access import Admin, ByAdmin, Checked, Reader
 from terrine_server.admin.overview import Blank, ProjectOverview
 from terrine_server.admin.rendering import page, see_other
 from terrine_server.api.ledger import CSV, csv_lines
-from terrine_server.api.services import (
-    EXPORTING,
-    PAGES_PATH,
-    VERIFYING,
-    ServicesDep,
-)
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import ServicesDep
+from terrine_server.api.shared import EXPORTING, VERIFYING
 from terrine_server.ledger import (
     Ledger,
     ProjectRecord,

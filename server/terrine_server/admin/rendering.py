@@ -18,8 +18,9 @@ from terrine_models.addons import addons
 from terrine_protocol import PROBLEMS, Role
 from terrine_protocol.base import explain_error
 from terrine_server.admin import access, charts
+from terrine_server.api.paths import PAGES_PATH, is_page, public_path, route_path
 from terrine_server.api.problems import problem
-from terrine_server.api.services import PAGES_PATH, Services, is_page, public_path, route_path
+from terrine_server.api.services import Services
 from terrine_server.errors import ServiceError
 from terrine_server.formats import FILTERS, format_share, show_value
 from terrine_server.owner.sign_in import Session

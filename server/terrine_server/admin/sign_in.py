@@ -11,10 +11,12 @@ from starlette.responses import Response
 from terrine_server.admin import access
 from terrine_server.admin.access import ByAdmin, Checked
 from terrine_server.admin.rendering import STATIC, page, see_other, serve_static
-from terrine_server.api.services import PAGES_PATH, PRINCIPAL_KEY, Services, ServicesDep
+from terrine_server.api.callers import PRINCIPAL_KEY
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Forbidden, NotFound, Unauthorized
 from terrine_server.owner.sign_in import MAX_IDLE, MAX_SESSION_LIFE, Session
-from terrine_server.serving.bounds import client_network
+from terrine_server.serving.slots import client_network
 
 router = APIRouter(prefix=PAGES_PATH)
 

@@ -17,13 +17,9 @@ from terrine_protocol import (
 from terrine_server import views
 from terrine_server.admin.access import Admin, ByAdmin, Fields, Reader
 from terrine_server.admin.rendering import explain_errors, page, parse_number, see_other
-from terrine_server.api.services import (
-    PAGES_PATH,
-    Services,
-    ServicesDep,
-    TokenCursor,
-    TokenId,
-)
+from terrine_server.api.paging import TokenCursor, TokenId
+from terrine_server.api.paths import PAGES_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
     TokenRecord,

@@ -21,7 +21,9 @@ from terrine_protocol import ProjectStatus, Ready
 from terrine_protocol.transparency import Policy
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import METRICS_PATH, Scraper, Services, ServicesDep
+from terrine_server.api.callers import Scraper
+from terrine_server.api.paths import METRICS_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import (
     DatabaseUnavailable,
     LedgerRestored,

@@ -30,18 +30,10 @@ from terrine_protocol import (
 from terrine_protocol.transparency import NoteError, Tile
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import (
-    EXPORTING,
-    PAGE_ITEMS,
-    VERIFYING,
-    Anyone,
-    Auditor,
-    Limit,
-    NameCursor,
-    NumberCursor,
-    ServicesDep,
-    render_page,
-)
+from terrine_server.api.callers import Anyone, Auditor
+from terrine_server.api.paging import PAGE_ITEMS, Limit, NameCursor, NumberCursor, render_page
+from terrine_server.api.services import ServicesDep
+from terrine_server.api.shared import EXPORTING, VERIFYING
 from terrine_server.errors import Forbidden, NotFound
 from terrine_server.ledger import ChargeRecord, EnsembleRecord
 from terrine_server.owner import operations

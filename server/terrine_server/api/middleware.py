@@ -11,7 +11,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,22 +20,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from terrine_server.api.callers import PRINCIPAL_KEY, Check
+from terrine_server.api.paths import LABEL_PATH, USED_UP_PATH, route_path
 from terrine_server.api.problems import Answer, problem
-from terrine_server.api.services import LABEL_PATH, PRINCIPAL_KEY, USED_UP_PATH, Check, route_path
 from terrine_server.errors import DatabaseUnavailable, ServiceError
 from terrine_server.logs import list_frames
 from terrine_server.metrics import Metrics
 from terrine_server.owner.sign_in import Principal
-from terrine_server.serving.bounds import (
-    CLOSING,
-    CONNECTION,
-    Connection,
-    Refusal,
-    RequestLimits,
-    Share,
-    Slot,
-    request_slot,
-)
+from terrine_server.serving.bodies import HeldBytes, LimitedExchange
+from terrine_server.serving.connections import CONNECTION, Connection, request_slot
+from terrine_server.serving.refusals import DEFECT, STOPPED, Refusal, refuse_full
+from terrine_server.serving.slots import ConcurrencyLimit, Share, Slot
 from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
@@ -85,7 +79,8 @@ class RequestMiddleware:
         self.settings = settings
         self.authenticate = authenticate
         self.answer = answer
-        self.limits = RequestLimits(settings.limits)
+        self.slots = ConcurrencyLimit(settings.limits)
+        self.held = HeldBytes(settings.limits.held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -123,17 +118,21 @@ class RequestMiddleware:
             request_slot(scope) as slot,
         ):
             large = route_path(scope) in (LABEL_PATH, USED_UP_PATH)
+            exchange = LimitedExchange(
+                scope,
+                receive,
+                send_named,
+                most=self.settings.max_body_bytes if large else SMALL_BODY_BYTES,
+                seconds=self.settings.limits.body_seconds,
+            )
             try:
-                await self.limits.run(
-                    self._run_routes,
-                    scope,
-                    receive,
-                    send_named,
-                    slot=slot,
-                    most=self.settings.max_body_bytes if large else SMALL_BODY_BYTES,
-                    admit=partial(self._admit, scope, headers, slot),
-                    answer=partial(self._refuse, scope),
-                )
+                refusal = exchange.refuse_framing()
+                if refusal is None:
+                    refusal = await self._admit(scope, headers, slot)
+                if refusal is None:
+                    refusal = await exchange.run(self._run_routes, self.held, slot.owner)
+                if refusal is not None:
+                    await exchange.answer(self._refuse(scope, refusal))
             except ClientDisconnect:
                 status = status or 499
             except asyncio.CancelledError:
@@ -176,22 +175,22 @@ class RequestMiddleware:
         check = self.authenticate(route_path(scope), headers)
         found: Principal | ServiceError | None = None
         if check is not None:
-            refusal = slot.claim(self.limits.slots, address)
-            if refusal is not None:
-                return refusal
+            full = slot.claim(self.slots, address)
+            if full is not None:
+                return refuse_full(full)
             try:
                 found = await to_thread.run_sync(check, limiter=_CHECKING)
             except ServiceError as error:
                 found = error
             scope["state"][PRINCIPAL_KEY] = found
         if isinstance(found, Principal):
-            return slot.take_for_token(self.limits.slots, found.token_id)
+            return refuse_full(slot.take_for_token(self.slots, found.token_id))
         if isinstance(found, DatabaseUnavailable):  # many students at once, who are authenticated
-            return slot.take_unchecked(self.limits.slots, address)
-        refusal = slot.take_unauthenticated(self.limits.slots, address)
-        if refusal is None:
-            await pace(self.limits.slots.taken[Share.UNAUTHENTICATED, ""])
-        return refusal
+            return refuse_full(slot.take_unchecked(self.slots, address))
+        full = slot.take_unauthenticated(self.slots, address)
+        if full is None:
+            await pace(self.slots.taken[Share.UNAUTHENTICATED, ""])
+        return refuse_full(full)
 
     def _refuse(self, scope: Scope, refusal: Refusal) -> ASGIApp:
         """Return the answer to a request that is not handled."""
@@ -231,18 +230,7 @@ class RequestMiddleware:
         (log.debug if probe else log.info)("request", method=method, route=route, **fields)
 
 
-DEFECT = Refusal(
-    "internal",
-    "A bug in the server; the request was not answered. "
-    "The server's log has the details under this request id.",
-)
 CLOSE = (b"connection", b"close")
-STOPPED = Refusal(
-    "overloaded",
-    "The server is stopping, and does not know whether this was answered. "
-    "Send the same again: what was answered before is free.",
-    headers=CLOSING,
-)
 
 
 async def pace(strangers: int) -> None:

@@ -23,20 +23,17 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.api import openapi
-from terrine_server.api.services import (
+from terrine_server.api.callers import Admin, Anyone, Auditor
+from terrine_server.api.paging import (
     PAGE_ITEMS,
-    Admin,
-    Anyone,
-    Auditor,
-    JsonBody,
     Limit,
     NameCursor,
-    ServicesDep,
     TokenCursor,
     TokenId,
-    public_path,
     render_page,
 )
+from terrine_server.api.paths import public_path
+from terrine_server.api.services import JsonBody, ServicesDep
 from terrine_server.errors import Forbidden
 from terrine_server.ledger import ProjectRecord
 from terrine_server.owner import operations

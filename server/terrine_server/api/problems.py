@@ -17,9 +17,10 @@ from terrine_protocol import PROBLEMS, Problem, ProblemType
 from terrine_protocol.base import explain_error
 from terrine_protocol.problems import PASSING_REASONS
 from terrine_server.api import openapi
-from terrine_server.api.services import authenticated_caller, public_path, route_path
+from terrine_server.api.callers import authenticated_caller
+from terrine_server.api.paths import public_path, route_path
 from terrine_server.errors import DatabaseUnavailable, EnsembleUnavailable, NotFound, ServiceError
-from terrine_server.serving.bounds import RETRY_SECONDS
+from terrine_server.serving.refusals import RETRY_SECONDS
 
 log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])

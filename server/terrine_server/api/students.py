@@ -13,24 +13,21 @@ from starlette.responses import Response
 from terrine_protocol import Budget, LabelResponse, ProjectInfo, UsedUp
 from terrine_server import views
 from terrine_server.api import openapi
+from terrine_server.api.callers import OwnProject
 from terrine_server.api.decoding import (
     BodyLimits,
     DecodedQueries,
     check_length,
     decode,
 )
-from terrine_server.api.services import (
-    LABEL_PATH,
-    USED_UP_PATH,
-    LabelReply,
-    OwnProject,
-    Services,
-    ServicesDep,
-)
+from terrine_server.api.paths import LABEL_PATH, USED_UP_PATH
+from terrine_server.api.services import Services, ServicesDep
 from terrine_server.labeling.pipeline import CheckedRequest, Labeling
 from terrine_server.labeling.voters import read_pool
 from terrine_server.ledger import ChargedBatch
-from terrine_server.serving.bounds import PerTokenThreads, client_check
+from terrine_server.serving.connections import client_check
+from terrine_server.serving.threads import PerTokenThreads
+from terrine_server.views import LabelReply
 
 router = APIRouter(tags=["students"])
 POOL_MEDIA_TYPE = "application/octet-stream"

@@ -20,7 +20,7 @@ import uvicorn
 
 from terrine_protocol.errors import TerrineError
 from terrine_server.serving import Limits
-from terrine_server.serving.bounds import BACKLOG, SPARE_CONNECTIONS, uvicorn_options
+from terrine_server.serving.connections import BACKLOG, SPARE_CONNECTIONS, uvicorn_options
 
 SWITCH_SECONDS = 0.0001
 """How long a thread may compute while another waits for Python's interpreter. With Python's own

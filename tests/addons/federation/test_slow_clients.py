@@ -21,8 +21,9 @@ from support.processes import PATIENCE_SECONDS, until
 from support.servers import certified
 from terrine_addons.federation.inference import encode_request
 from terrine_addons.federation.teacher import Teacher
-from terrine_server.serving import Limits, bounds, listening
-from terrine_server.serving.bounds import SPARE_CONNECTIONS, limits_for, uvicorn_options
+from terrine_server.serving import Limits, bodies, listening
+from terrine_server.serving.bodies import limits_for
+from terrine_server.serving.connections import SPARE_CONNECTIONS, uvicorn_options
 
 PATH = "/v2/models/digits/infer"
 TOKEN = "a-token-of-more-than-twenty-characters"
@@ -166,7 +167,7 @@ def test_requests_in_progress_of_unauthenticateds_leave_places_for_those_with_a_
 def test_refusals_that_are_free_to_repeat_are_answered_slowly(
     tmp_path: Path, digits_ensemble: DigitsEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "REFUSAL_SECONDS", 600.0)
+    monkeypatch.setattr(bodies, "REFUSAL_SECONDS", 600.0)
     with (
         small("owner", LONG, tmp_path, digits_ensemble) as server,
         closing(server.connect()) as one,
