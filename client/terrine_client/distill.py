@@ -48,7 +48,6 @@ from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
 from terrine_protocol.base import list_names
 from terrine_protocol.files import write_atomically
-from terrine_protocol.mechanisms import COUNTED
 
 if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
@@ -156,7 +155,7 @@ def distill(
     measured = check_data(public, project, held_out)
     task = make_task(public, project, encoding, seed, designed)
     check_training(training, task)
-    if project.mechanism.name in COUNTED:
+    if project.mechanism.counted:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     answer_file = AnswerFile.open(out, project, public)
     keep_earlier_receipts(client.receipts, out)
@@ -234,7 +233,7 @@ class Distillation:
     @property
     def is_interactive(self) -> bool:
         """Whether queries carry the student's probabilities."""
-        return self.project.mechanism.name == "interactive_gnmax"
+        return self.project.mechanism.needs_probabilities
 
     @property
     def asks_uncertain(self) -> bool:
@@ -387,7 +386,7 @@ class Distillation:
 
         A student of noisy counts learns from the votes for every class, not from the winners.
         """
-        if self.project.mechanism.name in COUNTED:
+        if self.project.mechanism.counted:
             return None
         bought = self.answer_file.labels[self.answer_file.labels >= 0]
         share = _share_of_largest(bought)
@@ -461,7 +460,7 @@ def make_answers(
 
 def first_probabilities(project: ProjectInfo, rows: int) -> Array | None:
     """Return uniform probabilities [rows, m] for interactive projects; None for others."""
-    if project.mechanism.name != "interactive_gnmax":
+    if not project.mechanism.needs_probabilities:
         return None
     classes = len(project.ensemble.classes)
     return np.full((rows, classes), 1 / classes)

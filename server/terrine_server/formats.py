@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
 from markupsafe import Markup, escape
 
+from terrine_protocol.mechanisms import mechanism_text
 from terrine_protocol.names import show_text
 
 
@@ -36,12 +36,6 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def describe_parameters(spec: Mapping[str, Any]) -> str:
-    """Return a mechanism's parameters in one line."""
-    shown = ((key.replace("_", " "), value) for key, value in spec.items() if key != "name")
-    return ", ".join(f"{key} {value}" for key, value in shown if value is not None)
-
-
 def mark_code(text: str) -> Markup:
     """Return a text, escaped, in which what is between backticks is code."""
     parts = text.split("`")
@@ -65,7 +59,7 @@ FILTERS = {
     "when": format_time,
     "number": format_count,
     "figure": format_number,
-    "parameters": describe_parameters,
+    "mechanism": mechanism_text,
     "coded": mark_code,
     "at_most": format_bound,
 }

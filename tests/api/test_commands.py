@@ -318,7 +318,8 @@ def test_unusual_text_is_shown_verbatim_or_refused(terrine: Terrine) -> None:
 
 def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
     from terrine_protocol import MECHANISM_SPECS
-    from terrine_server.cli.options import mechanism_text, parse_mechanism
+    from terrine_protocol.mechanisms import mechanism_text
+    from terrine_server.cli.options import parse_mechanism
     from terrine_server.privacy.mechanisms import MECHANISMS
 
     assert set(MECHANISM_SPECS) == set(MECHANISMS)

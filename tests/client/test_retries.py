@@ -36,7 +36,8 @@ from terrine_client import (
     TimedOut,
     UnexpectedReply,
 )
-from terrine_protocol import GNMaxSpec, ProjectOpen, Role, TokenCreate
+from terrine_protocol import ProjectOpen, Role, TokenCreate
+from terrine_protocol.mechanisms import GNMaxSpec
 
 TOKEN = "terrine_id_secret"
 X = np.arange(1, 7, dtype=np.uint8).repeat(4).reshape(6, 2, 2)

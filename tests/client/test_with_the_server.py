@@ -21,15 +21,8 @@ from terrine_client import (
     ProjectPaused,
     Unauthorized,
 )
-from terrine_protocol import (
-    ConfidentGNMaxSpec,
-    EnsembleAccount,
-    GNMaxSpec,
-    ProjectOpen,
-    ProjectStatus,
-    Role,
-    TokenCreate,
-)
+from terrine_protocol import EnsembleAccount, ProjectOpen, ProjectStatus, Role, TokenCreate
+from terrine_protocol.mechanisms import ConfidentGNMaxSpec, GNMaxSpec
 
 if TYPE_CHECKING:
     from support.servers import RunningServer

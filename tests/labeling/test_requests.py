@@ -38,7 +38,7 @@ from terrine_server.ledger import ChargedBatch, EnsembleRecord
 from terrine_server.metrics import Metrics
 from terrine_server.privacy import (
     Account,
-    InteractiveGNMax,
+    ComparesWithStudent,
     Price,
     Terms,
     VoteOutcome,
@@ -68,7 +68,7 @@ def test_a_request_is_checked_and_identified(tmp_path: Path) -> None:
 def test_a_students_probabilities_are_part_of_the_query(tmp_path: Path) -> None:
     service, _, ledger = study(tmp_path, INTERACTIVE, 5)
     mechanism = mechanism_of(ledger.projects.get("study"))
-    assert isinstance(mechanism, InteractiveGNMax)
+    assert isinstance(mechanism, ComparesWithStudent)
     inputs, student = images((1, 0), (1, 0)), np.full((2, CLASSES), 0.1)
     student[1] = np.eye(CLASSES)[3]
     ask = service.check("study", inputs, student)

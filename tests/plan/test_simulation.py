@@ -14,7 +14,13 @@ from terrine_server.ledger.charging import admit
 from terrine_server.ledger.records import Proposal
 from terrine_server.planning.opening import choose
 from terrine_server.planning.simulation import REFUSED, simulate
-from terrine_server.privacy import GDP, Account, InteractiveGNMax, ParameterError, build_mechanism
+from terrine_server.privacy import (
+    GDP,
+    Account,
+    ComparesWithStudent,
+    ParameterError,
+    build_mechanism,
+)
 
 TEACHERS, CLASSES, QUERIES = 250, 5, 400
 SPECS: list[Mapping[str, object]] = [
@@ -51,7 +57,7 @@ def test_a_simulation_is_admitted_and_charged_as_the_ledger_would(
     quoted = choose(mechanism, 2, 1e-6, cap_rule=GDP)
     drawn = quoted.mechanism.release(votes, asked, np.random.default_rng(7).bytes)
     baselines = np.zeros(QUERIES, dtype=np.int64)
-    if isinstance(mechanism, InteractiveGNMax):
+    if isinstance(mechanism, ComparesWithStudent):
         baselines = mechanism.canonical_baseline(probabilities).min(axis=1)
     proposals = [
         Proposal(

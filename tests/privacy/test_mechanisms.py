@@ -22,7 +22,7 @@ from support.processes import calls
 from support.wording import refuses
 from terrine_protocol import MechanismSpec
 from terrine_server.privacy import (
-    InteractiveGNMax,
+    ComparesWithStudent,
     Mechanism,
     ParameterError,
     VoteOutcome,
@@ -332,7 +332,7 @@ class TestAlgorithms:
 
     def test_interactive_rounds_the_students_baseline_half_up(self) -> None:
         mechanism = build(SPECS[3])
-        assert isinstance(mechanism, InteractiveGNMax)
+        assert isinstance(mechanism, ComparesWithStudent)
         baseline = mechanism.canonical_baseline(np.array([[0.05, 0.15, 0.8], [0.25, 0.5, 0.25]]))
         assert baseline.tolist() == [[1, 2, 8], [3, 5, 3]]
         assert baseline.dtype == np.int64
@@ -371,7 +371,7 @@ def test_invalid_probabilities_are_refused(student: NDArray[np.float64] | None, 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda p: sum(p) > 0.1))
 def test_no_baseline_leaves_the_range_that_is_priced(weights: list[float]) -> None:
     mechanism = build(SPECS[3])
-    assert isinstance(mechanism, InteractiveGNMax)
+    assert isinstance(mechanism, ComparesWithStudent)
     student = np.array([weights]) / sum(weights)
     baseline = mechanism.canonical_baseline(student)
     assert ((baseline >= 0) & (baseline <= 10)).all()

@@ -98,16 +98,6 @@ def parse_mechanism(text: str) -> dict[str, Any]:
     return {"name": name, **parameters}
 
 
-def mechanism_text(spec: dict[str, Any]) -> str:
-    """Return a specification as `parse_mechanism` reads it."""
-    values = ",".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in spec.items()
-        if key != "name"
-    )
-    return f"{spec['name']}:{values}" if values else str(spec["name"])
-
-
 def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
     """What `ensemble train --kind` takes: nothing where no PyTorch is installed."""
     if find_spec("torch") is None:

@@ -13,10 +13,11 @@ import typer
 from rich.table import Table
 
 from terrine_models.data.arrays import read_arrays
+from terrine_protocol.mechanisms import mechanism_text
 from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
 from terrine_server.cli.ensemble import ensemble_directory
-from terrine_server.cli.options import SPEC, mechanism_text, parse_spec
+from terrine_server.cli.options import SPEC, parse_spec
 from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
@@ -25,7 +26,7 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
 )
 from terrine_server.planning.opening import Quote
-from terrine_server.planning.plan import Candidate, Plan, compare, plan_counts
+from terrine_server.planning.plan import Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def show_plan(found: Plan, rows: int) -> None:
     """Print a plan. `rows`: public rows, of a plan for noisy counts."""
     chosen = found.chosen
     name = chosen.spec["name"]
-    say(f"[bold]{name} with {chosen.teachers:,} teachers: {_parameters(chosen)}[/]", markup=True)
+    say(f"[bold]{mechanism_text(chosen.spec)} with {chosen.teachers:,} teachers[/]", markup=True)
     against = "the labels" if found.labelled else "what most teachers say"
     say(
         f"Answers {chosen.answered:.1%} of queries; {chosen.accuracy:.2%} of the answers agree "
@@ -99,17 +100,15 @@ def show_all(plans: Sequence[Plan]) -> None:
         f"for labels that are used one by one. Right: agrees with {against}."
     )
     table = Table()
-    table.add_column("mechanism", no_wrap=True)
-    table.add_column("parameters")
-    for heading in ("answered", "right", *_counts(best)):
-        table.add_column(heading, justify="right")
     several = len({each.chosen.teachers for each in plans}) > 1
+    table.add_column("mechanism")
+    for heading in (*(["teachers"] if several else []), "answered", "right", *_counts(best)):
+        table.add_column(heading, justify="right")
     for each in plans:
-        chosen, name = each.chosen, str(each.chosen.spec["name"])
-        of_how_many = f"{chosen.teachers:,} teachers, " if several else ""
+        chosen, name = each.chosen, mechanism_text(each.chosen.spec)
         table.add_row(
             f"[bold]{name}[/]" if each is best else name,
-            of_how_many + _parameters(chosen),
+            *([f"{chosen.teachers:,}"] if several else []),
             f"{chosen.answered:.1%}",
             f"{chosen.accuracy:.2%}",
             f"{chosen.answers:,.0f}",
@@ -149,20 +148,20 @@ def _show_publishing(found: Plan) -> None:
     order = publishing.publication.order
     say(
         f"Data-dependent accounting would give {answers / worst - 1:.0%} more answers: about "
-        f"{answers:,.0f} with {_parameters(published)}, of which {published.accuracy:.2%} agree, "
-        f"and figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. "
+        f"{answers:,.0f} with {mechanism_text(published.spec)}, of which {published.accuracy:.2%} "
+        f"agree, and figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. "
         f"To use it, register the ensemble with --rule rdp:{order:g} and open the project with "
-        f"--mechanism {mechanism_text(dict(published.spec))}, --accounting data_dependent and the "
+        f"--mechanism {mechanism_text(published.spec)}, --accounting data_dependent and the "
         "--consensus of this plan."
     )
 
 
 def _show_by_teachers(found: Plan) -> None:
     say("The best candidate for each number of teachers:")
-    table = Table("teachers", "parameters", "answered", "right")
+    table = Table("teachers", "mechanism", "answered", "right")
     table.add_column("answers", justify="right")
     for each in found.by_teachers:
-        name = _parameters(each)
+        name = mechanism_text(each.spec)
         table.add_row(
             f"{each.teachers:,}",
             f"[bold]{name}[/]" if each is found.chosen else name,
@@ -175,7 +174,7 @@ def _show_by_teachers(found: Plan) -> None:
 
 def command(found: Plan) -> str:
     """Return the command that opens the planned project, with names to fill in."""
-    mechanism = mechanism_text(dict(found.chosen.spec))
+    mechanism = mechanism_text(found.chosen.spec)
     parts = ["terrine project open NAME --ensemble ENSEMBLE", f"--mechanism {mechanism}"]
     parts += [f"--epsilon {found.epsilon:g}", f"--delta {found.delta:g}"]
     if found.rate_is_shown and found.pass_rate < 1:
@@ -188,11 +187,6 @@ def document(found: Plan, votes: str) -> dict[str, Any]:
     considered = [asdict(each.considered) | {"fewer": each.fewer} for each in found.quotes]
     fields = asdict(replace(found, quotes=())) | {"quotes": considered}
     return {"command": command(found), "votes": votes, **fields}
-
-
-def _parameters(candidate: Candidate) -> str:
-    given = candidate.spec.items()
-    return ", ".join(f"{key} {value:g}" for key, value in given if key != "name")
 
 
 MAX_COUNT = 2**53

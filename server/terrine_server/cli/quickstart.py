@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from terrine_models.tables.roles import SchemaProposal
 from terrine_protocol import EnsembleRegister, ProjectOpen
+from terrine_protocol.mechanisms import mechanism_text
 from terrine_server.cli import reading
 from terrine_server.cli.console import (
     as_json,
@@ -28,7 +29,7 @@ from terrine_server.cli.console import (
 )
 from terrine_server.cli.ensemble import show_schema
 from terrine_server.cli.init import prepare
-from terrine_server.cli.options import Yes, mechanism_text
+from terrine_server.cli.options import Yes
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_ledger

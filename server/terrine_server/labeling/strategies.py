@@ -20,7 +20,7 @@ from terrine_server.labeling.voters import Neighbourhood, Voters, get_full_talli
 from terrine_server.ledger import Ledger, ProjectRecord, SpentAccounts
 from terrine_server.privacy import (
     Accounts,
-    InteractiveGNMax,
+    ComparesWithStudent,
     Mechanism,
     Neighbours,
     ParameterError,
@@ -100,7 +100,7 @@ class VoteStrategy:
 
         `probabilities`: the student's, `[B, m]`, for mechanisms that need them.
         """
-        if probabilities is None or not isinstance(self.mechanism, InteractiveGNMax):
+        if probabilities is None or not isinstance(self.mechanism, ComparesWithStudent):
             return None
         return self.mechanism.canonical_baseline(probabilities)
 

@@ -35,8 +35,7 @@ from terrine_server.privacy.budget import Terms
 from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms import COMPARED, MECHANISMS, build_mechanism
-from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.base import ComparesWithStudent, Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.registration import Grid
 from terrine_server.privacy.numbers import COST_UNITS, Floats
 from terrine_server.privacy.parameters import (
@@ -142,7 +141,7 @@ class DataDependent:
         classes = votes.counts.shape[1]
         meter = Meter(mechanism.events(), teachers=votes.teachers, classes=classes, order=order)
         baselines = None
-        if isinstance(mechanism, InteractiveGNMax) and votes.probabilities is not None:
+        if isinstance(mechanism, ComparesWithStudent) and votes.probabilities is not None:
             baselines = mechanism.canonical_baseline(votes.probabilities)
         tally = np.zeros(meter.size)
         for outcome, probability in self.expected.probability.items():

@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from terrine_server.planning.opening import choose
 from terrine_server.privacy.budget import Terms
-from terrine_server.privacy.mechanisms.base import Mechanism, Probabilities
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.base import ComparesWithStudent, Mechanism, Probabilities
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.numbers import check_votes
@@ -62,7 +61,7 @@ def simulate(
     terms, drawn = quoted.terms, quoted.mechanism.release(votes, probabilities, entropy)
     queries = len(drawn.labels)
     baselines = [0] * queries
-    if isinstance(mechanism, InteractiveGNMax) and probabilities is not None:
+    if isinstance(mechanism, ComparesWithStudent) and probabilities is not None:
         least = mechanism.canonical_baseline(probabilities).min(axis=1).tolist()
         baselines = [terms.priced_baseline(baseline) for baseline in least]
     account = terms.start

@@ -28,8 +28,12 @@ from terrine_server.privacy.events import (
     event_from_json,
 )
 from terrine_server.privacy.mechanisms import build_mechanism
-from terrine_server.privacy.mechanisms.base import Mechanism, Released, VoteOutcome
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.base import (
+    ComparesWithStudent,
+    Mechanism,
+    Released,
+    VoteOutcome,
+)
 from terrine_server.privacy.mechanisms.neighbours import Accounts, Neighbours, Units
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.noise import Entropy

@@ -133,7 +133,7 @@ class RuleChoice:
 class BaselinePrices:
     """The prices of queries whose baseline is at least `baseline` votes for every class.
 
-    A baseline follows from the student's own probabilities (`InteractiveGNMax`), so it is public.
+    A baseline follows from the student's own probabilities, so it is public.
     """
 
     baseline: int

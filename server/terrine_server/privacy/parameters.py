@@ -24,7 +24,6 @@ MAX_TEACHERS = 1_000_000
 MAX_CLASSES = 100_000
 MAX_COUNTED_CLASSES = 1000
 """Where noisy counts are released, every answer sends and stores one for each class."""
-MAX_EXTRA_VOTES = 1_000_000_000
 
 
 class ParameterError(ValueError):
@@ -50,6 +49,8 @@ def within(name: str, value: object, low: float, high: float, why: str) -> float
 
 def integer(name: str, value: object, low: int, high: int, why: str) -> int:
     """Return `value` as an int in [low, high], or raise `ParameterError`."""
+    if isinstance(value, float) and value > high:  # as 1e100 is written
+        raise ParameterError(f"{name} = {value:g} is not between {low} and {high}: {why}.")
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be a whole number, not {value!r}.")
     if not low <= value <= high:

@@ -22,8 +22,7 @@ from terrine_server.privacy.events import (
     GaussianNoisyCounts,
     NeighbourCounts,
 )
-from terrine_server.privacy.mechanisms.base import Mechanism, VoteOutcome
-from terrine_server.privacy.mechanisms.interactive_gnmax import InteractiveGNMax
+from terrine_server.privacy.mechanisms.base import ComparesWithStudent, Mechanism, VoteOutcome
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.numbers import (
     COST_UNITS,
@@ -168,7 +167,7 @@ def _price_baselines(
 ) -> tuple[BaselinePrices, ...]:
     """Return the prices of queries with a baseline; left out where their most expensive is no
     cheaper."""
-    if not isinstance(mechanism, InteractiveGNMax) or rule.order is None:
+    if not isinstance(mechanism, ComparesWithStudent) or rule.order is None:
         return ()
     found = []
     for baseline in mechanism.even_baselines:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,3 +96,18 @@ class Mechanism(Protocol):
         Draws the same amount of noise for every query, whatever its votes and outcome. Raises
         `ValueError` for another shape or type, and for no value: see `full_tallies`.
         """
+
+
+@runtime_checkable
+class ComparesWithStudent(Mechanism, Protocol):
+    """A mechanism that compares votes with a baseline that follows from the student's own guess."""
+
+    def canonical_baseline(self, probabilities: Probabilities) -> Counts:
+        """Return the only part of float[B, m] that is compared with the votes, int64[B, m]."""
+
+    @property
+    def even_baselines(self) -> tuple[int, ...]:
+        """The baselines for which prices of their own are worth having, ascending."""
+
+    def events(self, baseline: int = 0) -> Mapping[VoteOutcome, CostEvent]:
+        """Return the cost event of each possible outcome, if every class has this baseline."""
