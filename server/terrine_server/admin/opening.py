@@ -39,7 +39,6 @@ from terrine_server.owner.operations import (
 from terrine_server.owner.sign_in import Session
 from terrine_server.planning.expected import (
     DEFAULT_CONSENSUS,
-    EXPECTED_STUDENT_ACCURACY,
     Consensus,
     Votes,
     expected_outcomes,
@@ -230,9 +229,10 @@ def _price_terms(
     price = price_like(mechanism, terms, ensemble.population)
     answered = right = None
     if terms.allowance is None:
-        expected = expected_outcomes(
-            mechanism, _expected_votes(ensemble, wanted.mechanism.name, consensus)
-        )
+        votes = _expected_votes(ensemble, consensus)
+        if mechanism.needs_probabilities:
+            votes = votes.with_expected_student()
+        expected = expected_outcomes(mechanism, votes)
         answered, right = expected.answered, expected.accuracy
     return TermsOutlook(
         quoted,
@@ -263,7 +263,7 @@ def _choose_parameters(
         if not isinstance(queries, int):
             raise ParameterError("To propose sigma, queries must be known: give a whole number.")
         return {"sigma": repr(_plan_for_units(services, ensemble, queries, epsilon, delta).sigma)}
-    votes = [_expected_votes(ensemble, mechanism, _parse_consensus(given))]
+    votes = [_expected_votes(ensemble, _parse_consensus(given))]
     found = plan(mechanism, votes, delta=delta, epsilon=epsilon, data_dependent=False)
     proposed = {key: value for key, value in found.chosen.spec.items() if key != "name"}
     return {
@@ -352,12 +352,7 @@ def _find_free_name(ledger: Ledger, name: str) -> str:
     return name if name not in taken else next(each for each in others if each not in taken)
 
 
-def _expected_votes(
-    ensemble: EnsembleRecord, mechanism: str, consensus: Sequence[Consensus]
-) -> Votes:
+def _expected_votes(ensemble: EnsembleRecord, consensus: Sequence[Consensus]) -> Votes:
     """Return votes of teachers that agree as far as is expected."""
     teachers, classes = ensemble.facts.teachers, len(ensemble.facts.classes)
-    votes = Votes.synthetic(consensus, teachers=teachers, classes=classes)
-    return (
-        votes.with_student(EXPECTED_STUDENT_ACCURACY) if mechanism == "interactive_gnmax" else votes
-    )
+    return Votes.synthetic(consensus, teachers=teachers, classes=classes)

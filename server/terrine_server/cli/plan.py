@@ -18,7 +18,7 @@ from terrine_server.cli import reading
 from terrine_server.cli.console import as_json, console, errors, fail, print_json, say, with_json
 from terrine_server.cli.ensemble import ensemble_directory
 from terrine_server.cli.options import SPEC, parse_spec
-from terrine_server.planning.expected import EXPECTED_STUDENT_ACCURACY, Consensus, Votes
+from terrine_server.planning.expected import Consensus, Votes
 from terrine_server.planning.first_project import (
     NeighbourPlan,
     default_near,
@@ -149,9 +149,9 @@ def _show_publishing(found: Plan) -> None:
     say(
         f"Data-dependent accounting would give {answers / worst - 1:.0%} more answers: about "
         f"{answers:,.0f} with {mechanism_text(published.spec)}, of which {published.accuracy:.2%} "
-        f"agree, and figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} queries. "
-        f"To use it, register the ensemble with --rule rdp:{order:g} and open the project with "
-        f"--mechanism {mechanism_text(published.spec)}, --accounting data_dependent and the "
+        f"agree, and figures published after {', '.join(f'{k:,}' for k in publishing.schedule)} "
+        f"queries. To use it, register the ensemble with --rule rdp:{order:g} and open the project "
+        f"with --mechanism {mechanism_text(published.spec)}, --accounting data_dependent and the "
         "--consensus of this plan."
     )
 
@@ -405,8 +405,6 @@ def _plan_one(text: str, ensembles: list[Votes], epsilon: float, delta: float, r
         fail(f"MECHANISM: {', '.join(wrong)} must be a number.")
     if name == "noisy_votes" and not stated:
         return plan_counts(ensembles, epsilon=epsilon, delta=delta, rows=rows)
-    if name == "interactive_gnmax":
-        ensembles = [each.with_student(EXPECTED_STUDENT_ACCURACY) for each in ensembles]
     values = {parameter: [float(value)] for parameter, value in stated.items()}
     return make_plan(name, ensembles, epsilon=epsilon, delta=delta, grid=lambda _: values)
 

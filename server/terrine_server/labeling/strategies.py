@@ -56,7 +56,7 @@ def check_probabilities(
     if not needed:
         if probabilities is not None:
             raise InvalidQuery(
-                "This project takes no probabilities; only interactive_gnmax does. Omit them."
+                "This project's mechanism takes no probabilities of students. Omit them."
             )
         return None
     if probabilities is None:

@@ -27,6 +27,10 @@ NODES_PER_DEVIATION = 16
 _MAX_CELLS = 1 << 21
 
 
+EXPECTED_STUDENT_ACCURACY = 0.9
+"""The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
+
+
 @dataclass(frozen=True)
 class Consensus:
     """A kind of query: `agreement` is the share of teachers that vote for the winner.
@@ -118,6 +122,12 @@ class Votes:
             rows[:, -1],
             labelled=labels is not None,
             cast=True,
+        )
+
+    def with_expected_student(self) -> Votes:
+        """Return the same votes with a student of `EXPECTED_STUDENT_ACCURACY`, if there is none."""
+        return (
+            self if self.probabilities is not None else self.with_student(EXPECTED_STUDENT_ACCURACY)
         )
 
     def with_student(self, accuracy: float) -> Votes:
@@ -277,10 +287,6 @@ def win_probability(votes: Votes, noise: NoiseModel, boost: int = 0) -> Floats:
     return result
 
 
-EXPECTED_STUDENT_ACCURACY = 0.9
-"""The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
-
-
 def expected_pass_rate(mechanism: Mechanism) -> float:
     """Return the share of queries that are answered if teachers agree as they mostly do.
 
@@ -292,6 +298,6 @@ def expected_pass_rate(mechanism: Mechanism) -> float:
         DEFAULT_CONSENSUS, teachers=mechanism.teachers, classes=mechanism.classes
     )
     if mechanism.needs_probabilities:
-        votes = votes.with_student(EXPECTED_STUDENT_ACCURACY)
+        votes = votes.with_expected_student()
     rate = expected_outcomes(mechanism, votes).shares[VoteOutcome.ANSWERED]
     return float(f"{min(max(rate, 0.001), 1.0):.3g}")

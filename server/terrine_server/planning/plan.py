@@ -36,7 +36,7 @@ from terrine_server.privacy.curves import rdp, rdp_budget
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.mechanisms import COMPARED, MECHANISMS, build_mechanism
 from terrine_server.privacy.mechanisms.base import ComparesWithStudent, Mechanism, VoteOutcome
-from terrine_server.privacy.mechanisms.registration import Grid
+from terrine_server.privacy.mechanisms.registration import Grid, MechanismKind
 from terrine_server.privacy.numbers import COST_UNITS, Floats
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
@@ -241,17 +241,21 @@ def _count_worst_case(terms: Terms, expected: ExpectedOutcomes) -> int:
     return min(fit, terms.delta_budget // terms.worst.delta)
 
 
+def _find_kind(name: str) -> MechanismKind:
+    if name not in MECHANISMS:
+        raise ParameterError(
+            f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}."
+        )
+    return MECHANISMS[name]
+
+
 def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[Spec]:
     """Return every combination of a grid's values; `given` values replace the defaults.
 
     An optional parameter that is given takes the place of those that the mechanism's own grid has.
     Raises `ParameterError` on a parameter that the mechanism does not have.
     """
-    kind = MECHANISMS.get(name)
-    if kind is None:
-        raise ParameterError(
-            f"No mechanism is called {name!r}. Use one of {', '.join(MECHANISMS)}."
-        )
+    kind = _find_kind(name)
     ensemble = ("teachers", "classes")
     known = {k: each for k, each in signature(kind).parameters.items() if k not in ensemble}
     if unknown := given.keys() - known.keys():
@@ -344,6 +348,8 @@ def plan(
     """
     delta = check_delta("delta", delta)
     check_epsilon(epsilon)
+    if _find_kind(name).needs_probabilities:
+        ensembles = [each.with_expected_student() for each in ensembles]
     known = {votes.teachers: votes for votes in ensembles}
     candidates: list[Candidate] = []
     problem = ParameterError(f"There are no parameters of {name} to choose from.")

@@ -153,6 +153,10 @@ class MechanismKind(Protocol):
         """The name in specifications."""
 
     @property
+    def needs_probabilities(self) -> bool:
+        """Whether it compares votes with the student's class probabilities."""
+
+    @property
     def audit_cases(self) -> Sequence[AuditCase]:
         """What `terrine audit mechanisms` tries."""
 
