@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.wording import refuses
+from terrine_server.planning.answer_share import MAX_OUTCOME_COST
 from terrine_server.planning.expected import expected_pass_rate
-from terrine_server.planning.opening import MAX_OUTCOME_COST, Quote, choose, expected_answers
+from terrine_server.planning.opening import Quote, choose, expected_answers
 from terrine_server.privacy import (
     GDP,
     Account,
