@@ -18,7 +18,7 @@ PRIVACY = SERVER / "privacy"
 PLAN = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 STEPS = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", PLAN)))
 FILES = sorted(set(re.findall(r"`([\w/]+/[\w/]+\.py)`", PLAN)))
-MOST_LINES_OF_THE_PROMISE = 4_600
+MOST_LINES_OF_THE_PROMISE = 4_700
 
 
 def where(path: str) -> Path:
