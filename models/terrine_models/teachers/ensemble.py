@@ -44,8 +44,7 @@ class Ensemble:
         the CPU, whatever it is. `memory` bounds the bytes that voting uses beyond the weights, the
         result and the buffers of the libraries (some 20 MiB), as long as one input fits. Imported
         teachers vote in a process of their own, which may take `seconds` for a block of inputs and
-        the memory that `storage/onnx_models.py` says. Only the teachers in `files` are loaded, and
-        vote; without it, all.
+        limited memory. Only the teachers in `files` are loaded, and vote; without it, all.
         """
         stored = StoredEnsemble.open(directory, files)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,14 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from terrine_addons.onnx.models import (
-    CheckRequest,
-    FileFinding,
-    ModelError,
-    OnnxModel,
-    checked,
-    pass_on_exhaustion,
-)
+from terrine_addons.onnx.checking import CheckRequest, FileFinding, checked
+from terrine_addons.onnx.models import ModelError, OnnxModel, pass_on_exhaustion
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.arrays import Array, like
 from terrine_models.storage.manifests import (

@@ -29,20 +29,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from terrine_addons.onnx.models import (
-    VOTING_BYTES,
-    CheckRequest,
-    FileFinding,
-    GuardedProcess,
-    Ints,
-    ModelError,
-    block_of,
-    checked,
-    name_exit,
-    read,
-    refuse,
-    require_onnx,
-)
+from terrine_addons.onnx.checking import CheckRequest, FileFinding, checked, read, refuse
+from terrine_addons.onnx.guard import VOTING_BYTES, GuardedProcess, name_exit
+from terrine_addons.onnx.models import Ints, ModelError, block_of, require_onnx
 from terrine_addons.onnx.voting import OUT_OF_MEMORY_EXIT_CODE, VotingJob
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.maps import PublicData

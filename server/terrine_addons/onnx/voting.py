@@ -11,18 +11,16 @@ from contextlib import suppress
 
 import numpy as np
 
-from terrine_addons.onnx.models import (
+from terrine_addons.onnx.guard import (
     LOADING_BYTES,
     VOTING_BYTES,
-    ModelError,
-    OnnxModel,
-    OnnxTeachers,
     confine,
     limit_memory,
     parent,
     receive,
     send,
 )
+from terrine_addons.onnx.models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.data.arrays import InputSpec
 from terrine_protocol.base import Record
 

@@ -18,7 +18,8 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_addons.onnx import backbones
 from terrine_addons.onnx.backbones import OnnxBackbone
-from terrine_addons.onnx.models import FileFinding, OnnxModel
+from terrine_addons.onnx.checking import FileFinding
+from terrine_addons.onnx.models import OnnxModel
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.maps import FeatureMap, PublicData
 from terrine_models.storage.manifests import (

@@ -24,8 +24,9 @@ from support.onnx_files import (
     with_external_data,
 )
 from support.wording import holds, refuses, says
-from terrine_addons.onnx import models
-from terrine_addons.onnx.models import CheckRequest, ModelError, OnnxModel, OnnxTeachers, findings
+from terrine_addons.onnx import checking
+from terrine_addons.onnx.checking import CheckRequest, findings
+from terrine_addons.onnx.models import ModelError, OnnxModel, OnnxTeachers
 from terrine_addons.onnx.teachers import Declaration, ImportedTeachers, import_ensemble
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.storage.manifests import StoreError, manifest_digest
@@ -58,7 +59,7 @@ def refusal(path: Path, request: CheckRequest | None = None) -> str:
     """Why a file is refused, checked in this process."""
     made = request or asked(path)
     with pytest.raises((ModelError, OSError)) as refused:
-        models.check(path, made, models.probes(made))
+        checking.check(path, made, checking.probes(made))
     return str(refused.value)
 
 
@@ -205,7 +206,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
         if labels is None:
             holds(refusal(path, request), "'z'")
             continue
-        models.check(path, request, models.probes(request))
+        checking.check(path, request, checking.probes(request))
         teachers = OnnxTeachers([OnnxModel(path.read_bytes(), "label")], CLASS_NAMES)
         assert teachers.choices(x)[:, 0].tolist() == labels
 
@@ -213,7 +214,7 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
-        file.truncate(models.MAX_FILE_BYTES + 1)
+        file.truncate(checking.MAX_FILE_BYTES + 1)
     holds(refusal(path), "536,870,912")
 
 

@@ -27,7 +27,8 @@ from sklearn.preprocessing import StandardScaler
 from support.onnx_files import mlp, watching
 from support.processes import Terrine, seed_noise
 from support.wording import holds, says
-from terrine_addons.onnx.models import CheckRequest, OnnxModel, OnnxTeachers, check, probes
+from terrine_addons.onnx.checking import CheckRequest, check, probes
+from terrine_addons.onnx.models import OnnxModel, OnnxTeachers
 from terrine_client import Client
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.teachers.ensemble import Ensemble

@@ -127,7 +127,7 @@ def test_the_process_neither_writes_nor_outlives_its_server(tmp_path: Path) -> N
     assert re.search(r"^Max file size +0 ", limits, re.MULTILINE)
     program = (
         "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
-        "from terrine_addons.onnx.models import GuardedProcess\n"
+        "from terrine_addons.onnx.guard import GuardedProcess\n"
         "process = GuardedProcess('terrine_addons.onnx.voting')\n"
         "process.tell(sys.argv[1].encode(), 60)\n"
         "process.ask(Path(sys.argv[2]).read_bytes(), 60); process.hear(60)\n"

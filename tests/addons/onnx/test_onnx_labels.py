@@ -10,8 +10,9 @@ import pytest
 from support.onnx_files import INPUTS, trees
 from support.tables import NUMBERED_LABELS
 from support.wording import holds, refuses
-from terrine_addons.onnx import models
-from terrine_addons.onnx.models import CheckRequest, ModelError, indices
+from terrine_addons.onnx import checking
+from terrine_addons.onnx.checking import CheckRequest
+from terrine_addons.onnx.models import ModelError, indices
 from terrine_addons.onnx.teachers import Declaration, import_ensemble
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import Partition
@@ -77,7 +78,7 @@ def test_scores_in_another_order_are_refused(
         output="scores",
     )
     if taken:
-        assert models.check(path, request, models.probes(request)).width == 3
+        assert checking.check(path, request, checking.probes(request)).width == 3
         return
     with refuses(ModelError, "order", *classes):
-        models.check(path, request, models.probes(request))
+        checking.check(path, request, checking.probes(request))

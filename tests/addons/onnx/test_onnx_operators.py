@@ -12,16 +12,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from support.onnx_files import CLASSES, INPUTS, mlp, model
 from support.wording import holds, refuses
-from terrine_addons.onnx import models
-from terrine_addons.onnx.models import (
-    DECIDING,
+from terrine_addons.onnx import checking
+from terrine_addons.onnx.checking import (
     CheckRequest,
     FileFinding,
-    ModelError,
     check,
     check_content,
     probes,
 )
+from terrine_addons.onnx.models import ModelError
+from terrine_addons.onnx.operators import DECIDING
 from terrine_models.data.arrays import InputSpec
 
 node = helper.make_node
@@ -304,7 +304,7 @@ def test_what_combines_the_rows_of_a_batch_is_refused_by_name(operator: str) -> 
 def test_the_probe_sees_it_too(
     operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "check_rows", lambda *given: None)
+    monkeypatch.setattr(checking, "check_rows", lambda *given: None)
     with refuses(ModelError, "beside", "batch"):
         checked_here(after_scores(COUPLING[operator]), tmp_path / "coupling.onnx")
 
