@@ -46,7 +46,7 @@ from terrine_experiments.page import table
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
 from terrine_protocol.schema import FEATURE_ROLES, TableSchema
 from terrine_server.planning.first_project import default_delta

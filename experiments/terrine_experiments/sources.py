@@ -19,7 +19,7 @@ from terrine_experiments.glyphs.records import PRIVATE, PUBLIC
 from terrine_experiments.papers import Name
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec, load_idx, load_npz
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.kinds import Heads
 from terrine_models.teachers.manifests import TeacherSettings
 from terrine_protocol.files import read

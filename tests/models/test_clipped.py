@@ -234,7 +234,7 @@ def test_a_date_with_an_hour_keeps_it(tmp_path: Path) -> None:
     public = tmp_path / "public.csv"
     rows = [f"{time},{'ny'[i % 2]}" for i, time in enumerate(times * 5)]
     public.write_text("\n".join(["at,ill", *rows, ""]))
-    from terrine_models.tables.roles import propose_schema
+    from terrine_models.tables.proposal import propose_schema
 
     schema = propose_schema(public, label="ill").schema
     assert schema.columns[0].parts == ("days", "month", "weekday", "hour")

@@ -21,7 +21,7 @@ from support.tables import stays, written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table, read_schema
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_protocol.schema import Column, TableSchema
 from terrine_tables import columns
 from terrine_tables.encoding import encode_frame, encode_rows, encode_table

@@ -18,7 +18,8 @@ from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError, load_groups, load_idx, load_npz
 from terrine_models.data.images import class_folders, load_image_classes
 from terrine_models.tables.loading import load_people, load_table, read_schema
-from terrine_models.tables.roles import RoleGuess, propose_schema
+from terrine_models.tables.proposal import propose_schema
+from terrine_models.tables.roles import RoleGuess
 from terrine_models.teachers.people import name_digests
 from terrine_protocol.base import fold, map_class_numbers
 from terrine_protocol.projects import ImageFormat

@@ -24,7 +24,7 @@ from pyarrow import feather
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, load_idx, load_inputs, load_npz
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_server.cli.console import CommandError
 from terrine_server.cli.plan import load_votes
 from terrine_server.privacy import ParameterError

@@ -18,9 +18,9 @@ import pytest
 from support.tables import read_in_blocks, stays
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
-from terrine_models.tables import roles
+from terrine_models.tables import statistics
 from terrine_models.tables.loading import Table, encoded_input, load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.shards import split
 from terrine_protocol.schema import Column, TableSchema
 from terrine_tables import columns
@@ -188,7 +188,7 @@ def test_memory_is_that_of_encoded_rows_and_never_of_the_text(
     monkeypatch.setattr(columns, "BLOCK_FIELDS", 2**9)
     monkeypatch.setattr(columns, "MIN_BLOCK_ROWS", 1)
     read_in_blocks(monkeypatch, 2**10)
-    monkeypatch.setattr(roles, "MAX_VALUES", 100)
+    monkeypatch.setattr(statistics, "MAX_VALUES", 100)
     few, many = 1_500, 3_000  # both more than is read ahead
     short, long = (written(tmp_path / f"{n}.csv", table(n)) for n in (few, many))
     encoded = 4 * encoded_input(SCHEMA).shape[0]
@@ -214,7 +214,7 @@ import pyarrow
 pyarrow.set_cpu_count(1)  # every thread has a stack of megabytes
 pyarrow.set_io_thread_count(1)
 from pathlib import Path
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.tables.loading import load_table
 from terrine_tables.formats import csv, text
 csv.BLOCK_BYTES = text.BLOCK_BYTES = 2**14
@@ -329,7 +329,7 @@ def proposed(
 def test_of_many_values_the_first_say_the_role_and_all_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
 ) -> None:
-    monkeypatch.setattr(roles, "MAX_VALUES", 50)
+    monkeypatch.setattr(statistics, "MAX_VALUES", 50)
     rows = 400
     days = pd.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d").tolist()
     ill = ["no", "yes"] * (rows // 2)
@@ -362,7 +362,7 @@ def test_of_many_values_the_first_say_the_role_and_all_the_range(
 def test_late_decimal_commas_are_seen_in_a_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "MAX_VALUES", 50)
+    monkeypatch.setattr(statistics, "MAX_VALUES", 50)
     rows = [f"{i};{i % 7};{'ny'[i % 2]}" for i in range(200)]
     path = tmp_path / "public.csv"
     path.write_text("\n".join(["dose;days;ill", *rows, "900,5;1;n"]))
@@ -373,7 +373,7 @@ def test_late_decimal_commas_are_seen_in_a_schema(
 
 
 def test_long_texts_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles, "MAX_CHARACTERS", 5_000)
+    monkeypatch.setattr(statistics, "MAX_CHARACTERS", 5_000)
     notes = [f"The patient of row {i} was well and went home." for i in range(300)]
     found = proposed(
         tmp_path, {"note": notes, "dose": [i % 7 for i in range(300)], "ill": ["n", "y"] * 150}

@@ -13,9 +13,10 @@ import pytest
 from support.tables import stays
 from support.wording import holds, refuses, says
 from terrine_models.data.arrays import DataError
-from terrine_models.tables import roles
+from terrine_models.tables import statistics
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import RoleGuess, find_repeated_people, propose_schema
+from terrine_models.tables.proposal import find_repeated_people, propose_schema
+from terrine_models.tables.roles import RoleGuess
 from terrine_tables.columns import check_names
 
 ROWS = 200
@@ -386,13 +387,13 @@ def test_names_of_columns_are_gone_through_as_often_however_many_there_are(colum
 def test_the_form_of_numbers_is_looked_at_until_two_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, form_of = list[str](), roles.form_of
+    seen, form_of = list[str](), statistics.form_of
 
     def note_form(value: str) -> str:
         seen.append(value)
         return form_of(value)
 
-    monkeypatch.setattr(roles, "form_of", note_form)
+    monkeypatch.setattr(statistics, "form_of", note_form)
     values = [f"{k / 7:.3f}" for k in range(-600, 600)]
     (tmp_path / "t.csv").write_text(
         "\n".join(["dose,ill", *(f"{v},{v[0] == '-'}" for v in values)])

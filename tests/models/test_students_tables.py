@@ -19,7 +19,7 @@ from support.tables import written
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_protocol.schema import TableSchema
 from terrine_server.labeling.pipeline import input_digests
 from terrine_tables.encoding import encode_frame, encode_rows, encode_table

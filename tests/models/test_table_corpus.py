@@ -16,7 +16,7 @@ from support.tables import RECORDED, Case, cases, read, read_in_blocks, stays
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_tables import files
 from terrine_tables.encoding import encode_table
 from terrine_tables.formats import csv, text

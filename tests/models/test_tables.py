@@ -9,7 +9,7 @@ import pytest
 from support.wording import refuses
 from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import encoded_input, load_table, read_schema
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_protocol.schema import TableSchema
 
 PUBLIC = """age,job,person,income

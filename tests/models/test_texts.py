@@ -20,7 +20,7 @@ from support.wording import holds, refuses
 from terrine_models.features.maps import FeatureMap, PublicData, public_features
 from terrine_models.storage.manifests import FeatureSpec, StoreError
 from terrine_models.tables.loading import encoded_input, load_table, read_schema
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.kinds import load_manifest
 from terrine_protocol.errors import DataError
 from terrine_protocol.schema import Column, TableSchema

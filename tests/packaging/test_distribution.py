@@ -70,6 +70,7 @@ def test_the_wheel_holds_code_types_migrations_and_licence_only(wheel: Path) -> 
     for package in PACKAGES:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
+    assert "terrine_models/tables/words.toml" in names
     assert "terrine_server/migrations/env.py" in names
     assert any(name.startswith("terrine_server/migrations/versions/") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -17,7 +17,7 @@ from terrine_models.data.arrays import Dataset, InputSpec, number_distinct_rows
 from terrine_models.features.maps import PublicData
 from terrine_models.tables.designed import NATURAL_ROWS, Margins, digest_schema, margin_questions
 from terrine_models.tables.loading import load_table, read_schema
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_server.planning import forecast
 from terrine_server.planning.first_project import Setting
 from terrine_server.planning.forecast import Forecast, Option, compare_options

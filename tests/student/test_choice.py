@@ -30,7 +30,7 @@ from terrine_models.students.models import (
 )
 from terrine_models.students.selection import TrainedStudent, asking_order, choose
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
 LARGE = InputSpec(shape=(28, 28), dtype="uint8", low=0, high=255)

@@ -27,7 +27,7 @@ import pytest
 from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.tables.loading import load_table
-from terrine_models.tables.roles import propose_schema
+from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import (
     Column,

@@ -143,7 +143,7 @@ def _attack_students(
 def _read_public(path: Path, given: StudentOptions) -> Dataset:
     from terrine_models.formats import load_private
     from terrine_models.tables.loading import load_table
-    from terrine_models.tables.roles import propose_schema
+    from terrine_models.tables.proposal import propose_schema
     from terrine_server.cli import reading
     from terrine_tables.formats import is_table
 

@@ -21,7 +21,8 @@ from terrine_models.features.maps import PublicData
 from terrine_models.formats import PICTURES, TABLE, format_of, load_private
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.loading import load_people
-from terrine_models.tables.roles import RoleGuess, SchemaProposal, propose_schema
+from terrine_models.tables.proposal import SchemaProposal, propose_schema
+from terrine_models.tables.roles import RoleGuess
 from terrine_protocol import EnsembleRegister
 from terrine_protocol.base import quantity
 from terrine_protocol.files import write_atomically

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from terrine_models.tables.roles import SchemaProposal
+from terrine_models.tables.proposal import SchemaProposal
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_protocol.mechanisms import mechanism_text
 from terrine_server.cli import reading

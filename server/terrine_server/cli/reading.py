@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from terrine_models.formats import join_names, number_classes
-from terrine_models.tables.roles import SchemaProposal
+from terrine_models.tables.proposal import SchemaProposal
 from terrine_protocol.base import normalize
 from terrine_protocol.names import find_unshown
 from terrine_protocol.projects import ImageFormat

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from terrine_models.formats import number_classes
 from terrine_models.tables.loading import read_schema
-from terrine_models.tables.roles import SchemaProposal, propose_schema
+from terrine_models.tables.proposal import SchemaProposal, propose_schema
 from terrine_protocol.base import first_problem, list_names, normalize
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import read, write_atomically

@@ -12,7 +12,7 @@ from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.features.maps import PublicData
 from terrine_models.formats import load_labelled_rows, load_private, load_public
 from terrine_models.tables.loading import read_schema
-from terrine_models.tables.roles import find_repeated_people
+from terrine_models.tables.proposal import find_repeated_people
 from terrine_models.teachers.shards import unit_count
 from terrine_protocol.schema import TableSchema
 from terrine_server.progress import stages_bar
