@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.processes import run_program
+from terrine_server.privacy.mechanisms.immutable import Immutable
+from terrine_server.privacy.mechanisms.lnmax import LNMax
+from terrine_server.privacy.mechanisms.stable import StableArgmax
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SERVER = REPOSITORY / "server" / "terrine_server"
@@ -61,6 +64,23 @@ def test_every_file_exists(path: str) -> None:
 def test_the_privacy_critical_code_can_be_read_in_a_day() -> None:
     lines = sum(len(file.read_text().splitlines()) for file in PRIVACY.rglob("*.py"))
     assert lines <= MOST_LINES_OF_THE_PROMISE
+
+
+@pytest.mark.parametrize("kind", [LNMax, Immutable, StableArgmax], ids=lambda kind: kind.name)
+def test_a_mechanism_that_no_default_chooses_is_named_in_three_files(kind: type) -> None:
+    """Its own, the registry, and the words of the wire: to remove it is to remove these."""
+    name = vars(kind)["name"]
+    named = re.compile(rf'\b{kind.__name__}\b|(?<!kind=)"{name}"')  # a sort has a kind, too
+    rooms = (SERVER, SERVER.parent / "terrine_addons", REPOSITORY / "client", REPOSITORY / "models")
+    found = {
+        file
+        for room in rooms
+        for file in room.rglob("*.py")
+        if named.search(file.read_text(encoding="utf-8"))
+    }
+    words = REPOSITORY / "client" / "terrine_protocol" / "mechanisms.py"
+    home = PRIVACY / "mechanisms"
+    assert found == {home / f"{name}.py", home / "__init__.py", words}
 
 
 def test_every_file_of_the_promise_is_one_that_answers_depend_on() -> None:

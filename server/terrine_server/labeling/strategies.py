@@ -27,7 +27,7 @@ from terrine_server.privacy import (
     Released,
     build_mechanism,
 )
-from terrine_server.privacy.mechanisms.interactive_gnmax import ROW_SUM_TOLERANCE
+from terrine_server.privacy.mechanisms.base import canonical_probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,7 @@ def check_probabilities(
 ) -> np.ndarray | None:
     """Check a student's probabilities; return them as float64 `[B, m]`, or None if not needed.
 
-    Rows must sum to 1 within `ROW_SUM_TOLERANCE`. Values that rounding put above 1, as float32
-    softmax does, become 1; nothing else is changed.
+    See `canonical_probabilities`. Raises `InvalidQuery`.
     """
     if not needed:
         if probabilities is not None:
@@ -61,21 +60,17 @@ def check_probabilities(
         return None
     if probabilities is None:
         raise InvalidQuery(
-            f"interactive_gnmax also needs `probabilities` of shape [{batch}, {classes}]."
+            f"This project's mechanism needs `probabilities` of shape [{batch}, {classes}], too."
         )
     if probabilities.shape != (batch, classes):
         raise InvalidQuery(
             f"Expected probabilities of shape [{batch}, {classes}]; "
             f"these have shape {list(probabilities.shape)}."
         )
-    checked = np.ascontiguousarray(probabilities, dtype=np.float64)
-    if not ((checked >= 0) & (checked <= 1 + ROW_SUM_TOLERANCE)).all():  # also refuses NaN
-        raise InvalidQuery("Probabilities must be finite numbers between 0 and 1.")
-    if (np.abs(checked.sum(axis=1) - 1) > ROW_SUM_TOLERANCE).any():
-        raise InvalidQuery(
-            f"Each row of probabilities must sum to 1, within {ROW_SUM_TOLERANCE:g}."
-        )
-    return np.minimum(checked, 1)
+    try:
+        return canonical_probabilities(probabilities, classes)
+    except ParameterError as error:
+        raise InvalidQuery(str(error)) from error
 
 
 @dataclass(frozen=True)

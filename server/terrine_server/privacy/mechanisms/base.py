@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from terrine_server.privacy.events import CostEvent
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.numbers import Counts
+from terrine_server.privacy.parameters import ParameterError
 
 Probabilities = NDArray[np.float64]
 
@@ -111,3 +112,26 @@ class ComparesWithStudent(Mechanism, Protocol):
 
     def events(self, baseline: int = 0) -> Mapping[VoteOutcome, CostEvent]:
         """Return the cost event of each possible outcome, if every class has this baseline."""
+
+
+ROW_SUM_TOLERANCE = 1e-3
+"""How far from 1 a row of probabilities may sum; float16 softmax outputs pass."""
+
+
+def canonical_probabilities(probabilities: Probabilities, classes: int) -> Probabilities:
+    """Return a student's probabilities as float64[B, m], or raise `ParameterError`.
+
+    Values that rounding put above 1, as float32 softmax does, become 1; nothing else is changed.
+    """
+    student = np.ascontiguousarray(probabilities, dtype=np.float64)
+    if student.ndim != 2 or student.shape[1] != classes:
+        raise ParameterError(
+            f"Probabilities must have shape [B, {classes}], not {list(student.shape)}."
+        )
+    if not ((student >= 0) & (student <= 1 + ROW_SUM_TOLERANCE)).all():  # also refuses NaN
+        raise ParameterError("Probabilities must be finite numbers between 0 and 1.")
+    if (np.abs(student.sum(axis=1) - 1) > ROW_SUM_TOLERANCE).any():
+        raise ParameterError(
+            f"Each row of probabilities must sum to 1, within {ROW_SUM_TOLERANCE:g}."
+        )
+    return np.minimum(student, 1)

@@ -10,7 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from terrine_server.privacy.events import CostEvent
-from terrine_server.privacy.mechanisms.base import Probabilities, Released, VoteOutcome
+from terrine_server.privacy.mechanisms.base import (
+    Probabilities,
+    Released,
+    VoteOutcome,
+    canonical_probabilities,
+)
 from terrine_server.privacy.mechanisms.confident_gnmax import threshold_events
 from terrine_server.privacy.mechanisms.registration import (
     AuditCase,
@@ -32,9 +37,6 @@ from terrine_server.privacy.parameters import (
     check_threshold,
     within,
 )
-
-ROW_SUM_TOLERANCE = 1e-3
-"""How far from 1 a row of probabilities may sum; float16 softmax outputs pass."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ class InteractiveGNMax:
 
         Raises `ParameterError` unless p is [B, m], finite, in [0, 1], with rows that sum to 1.
         """
-        return np.floor(self.teachers * self._check_probabilities(probabilities) + 0.5).astype(
-            np.int64
-        )
+        return np.floor(
+            self.teachers * canonical_probabilities(probabilities, self.classes) + 0.5
+        ).astype(np.int64)
 
     def release(
         self,
@@ -134,7 +136,7 @@ class InteractiveGNMax:
         votes = full_tallies(counts, self.teachers, self.classes)
         if probabilities is None:
             raise ParameterError("interactive_gnmax needs the student's class probabilities.")
-        student = self._check_probabilities(probabilities)
+        student = canonical_probabilities(probabilities, self.classes)
         if len(student) != len(votes):
             raise ParameterError(
                 f"{len(votes)} queries came with {len(student)} rows of probabilities."
@@ -144,18 +146,6 @@ class InteractiveGNMax:
         labels = noisy_max(votes, discrete_gaussian(self.sigma2), entropy)
         released = Released.where(tested >= self.threshold, labels, VoteOutcome.ABSTAINED)
         return released.reinforced(student.max(axis=1) > self.confidence, student.argmax(axis=1))
-
-    def _check_probabilities(self, probabilities: Probabilities) -> Probabilities:
-        student = np.asarray(probabilities, dtype=np.float64)
-        if student.ndim != 2 or student.shape[1] != self.classes:
-            raise ParameterError(
-                f"Probabilities must have shape [B, {self.classes}], not {student.shape}."
-            )
-        if not np.all((student >= 0) & (student <= 1)):  # also refuses NaN
-            raise ParameterError("Probabilities must be finite numbers between 0 and 1.")
-        if np.any(np.abs(student.sum(axis=1) - 1) > ROW_SUM_TOLERANCE):
-            raise ParameterError(f"Each row of probabilities must sum to 1 ± {ROW_SUM_TOLERANCE}.")
-        return student
 
     def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
         """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
