@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import TrainedStudent
     from terrine_models.tables.designed import DesignedPool
-    from terrine_protocol.schema import TableSchema
 
 
 __all__ = [
@@ -115,7 +114,6 @@ def distill(
     rounds: int = 3,
     queries: int | None = None,
     training: Training | None = None,
-    encoding: TableSchema | None = None,
     designed: DesignedPool | None = None,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
@@ -125,7 +123,6 @@ def distill(
     held_out: the student's own labelled data (`Examples`), to measure its accuracy; never trained
         on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
-    encoding: schema of a table, saved with the student; by default the ensemble's.
     designed: the pool that `public` is of, if the owner designed it (`Client.pool`).
     seed: of the order of the queries, and of the training. The server draws the noise.
     tell: called with each line of progress.
@@ -153,7 +150,7 @@ def distill(
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
     measured = check_data(public, project, held_out)
-    task = make_task(public, project, encoding, seed, designed)
+    task = make_task(public, project, seed, designed)
     check_training(training, task)
     if project.mechanism.counted:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
@@ -515,7 +512,6 @@ def _check_labels(x: Array, labels: Array, project: ProjectInfo) -> Ints:
 def make_task(
     public: Array,
     project: ProjectInfo,
-    encoding: TableSchema | None = None,
     seed: int = 0,
     designed: DesignedPool | None = None,
 ) -> Task:
@@ -523,9 +519,8 @@ def make_task(
     from terrine_models.students.models import Task
 
     facts = project.ensemble
-    encoding = encoding or facts.encoding
     classes = tuple(facts.classes)
-    return Task(public, facts.input, classes, encoding, seed, designed=designed)
+    return Task(public, facts.input, classes, facts.encoding, seed, designed=designed)
 
 
 def check_training(training: Training, task: Task) -> None:

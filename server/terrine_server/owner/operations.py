@@ -384,10 +384,7 @@ def _publishing(
 
 
 def register_ensemble(
-    ledger: Ledger,
-    settings: Settings,
-    wanted: EnsembleRegister,
-    by: Actor | None = None,
+    ledger: Ledger, settings: Settings, wanted: EnsembleRegister
 ) -> EnsembleRecord:
     """Verify an ensemble of the data directory and record it in the ledger, in its population.
 
@@ -428,7 +425,6 @@ def register_ensemble(
         facts,
         units,
         limit,
-        by,
         population=wanted.population,
         disjoint=wanted.disjoint,
     )
@@ -476,13 +472,13 @@ def _refuse_teachers_of_others(
             )
 
 
-def secret_spend(ledger: Ledger, project: str, by: Actor | None = None) -> SecretSpend:
+def secret_spend(ledger: Ledger, project: str) -> SecretSpend:
     """Return the actual cost of a data-dependent project's queries, and record who looked at it.
 
     Raises what `Projects.secret_spend` raises.
     """
     spend = ledger.projects.secret_spend(project)
-    ledger.log.record(Action.SPEND_SHOWN, project, {"queries": spend.queries}, by)
+    ledger.log.record(Action.SPEND_SHOWN, project, {"queries": spend.queries})
     return spend
 
 
