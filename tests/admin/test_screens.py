@@ -275,7 +275,7 @@ def test_every_page_says_that_nothing_new_is_answered(
     services = house.app.state.services
     kept = services.settings.signed_checkpoint_path
     history = SignedHistory(house.ledger, None, kept)
-    monkeypatch.setattr(services.ledger._access, "check_history", history.check)
+    monkeypatch.setattr(services.ledger, "check_history", history.check)
     house.app.state.services = replace(services, history=history)
     try:
         kept.write_text(signed(10**6, b"r" * 32))

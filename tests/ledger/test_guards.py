@@ -13,8 +13,8 @@ from support.ledgers import answered, charge_one, open_project, unguarded
 from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger import Ledger, rows, verifying
 from terrine_server.ledger.chain import canonical_json, genesis
+from terrine_server.ledger.checks import int_or_zero
 from terrine_server.ledger.schema import populations, projects
-from terrine_server.ledger.verifying import int_or_zero
 
 
 def reopened(connection: Connection, **changes: int) -> None:

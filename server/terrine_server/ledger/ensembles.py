@@ -59,8 +59,7 @@ def join_population(
     tx: Transaction, ensemble: str, cap: Cap | None, name: str | None, disjoint: bool
 ) -> PopulationRecord:
     """Return the population that a new ensemble joins, locked; it is declared if it is new."""
-    found = tx.connection.execute(rows.select_populations()).mappings().all()
-    known = [rows.population_record(row, tx.seals) for row in found]
+    known = rows.load_populations(tx.connection, tx.seals)
     joined = choose_population(known, name, disjoint=disjoint)
     if joined is None:
         return _declare(tx, name or DEFAULT_POPULATION, cap, [each.name for each in known])
@@ -99,9 +98,7 @@ def _declare(tx: Transaction, name: str, cap: Cap | None, others: list[str]) -> 
     }
     tx.insert_named(populations, declared)
     log.record_row(tx, Action.POPULATION_DECLARED, name, declared)
-    made = rows.select_populations().where(populations.c.name == name)
-    new = rows.population_record(tx.connection.execute(made).mappings().one(), tx.seals)
-    return losses.reduce_new_cap(tx, new)
+    return losses.reduce_new_cap(tx, rows.fetch_population(tx.connection, tx.seals, name))
 
 
 def check_unit(
@@ -161,10 +158,11 @@ class Ensembles:
     def list(self) -> Sequence[EnsembleRecord]:
         """Return all ensembles, by name."""
         with self._access.reading() as connection:
-            found = connection.execute(rows.select_ensembles())
             seals = self._access.seals
-            records = [rows.ensemble_record(row, seals) for row in found.all()]
-            return [rows.load_newest_edition(connection, seals, record) for record in records]
+            return [
+                rows.load_newest_edition(connection, seals, record)
+                for record in rows.load_ensembles(connection, seals)
+            ]
 
     def get(self, name: str) -> EnsembleRecord:
         """Return one ensemble. Raises NotFound."""
@@ -233,8 +231,7 @@ class Ensembles:
             log.record_row(tx, Action.ENSEMBLE_REGISTERED, name, shown)
             made = rows.ensemble_record(tx.connection.execute(query).one(), tx.seals)
             if made.facts.disjoint_by is None:
-                found = tx.connection.execute(rows.select_ensembles()).all()
-                others = (rows.ensemble_record(row, tx.seals) for row in found)
+                others = rows.load_ensembles(tx.connection, tx.seals)
                 of_it = (each for each in others if each.population.id == joined.id)
                 by_person = made.person_column is not None
                 check_unit(name, joined.name, of_it, by_person=by_person)
@@ -243,8 +240,7 @@ class Ensembles:
     def list_populations(self) -> Sequence[PopulationRecord]:
         """Return all populations, by name."""
         with self._access.reading() as connection:
-            found = connection.execute(rows.select_populations()).mappings().all()
-            return [rows.population_record(row, self._access.seals) for row in found]
+            return rows.load_populations(connection, self._access.seals)
 
     def list_editions(self, name: str) -> Sequence[Edition]:
         """Return all editions of an ensemble, in order. Raises NotFound."""

@@ -49,11 +49,11 @@ class Ledger:
         self.tree = Tree(access)
         self.exports = Exports(access, self.entries, self.log)
         self.verifier = Verifier(access)
+        self.check_history = access.check_history
 
     def guard(self, check_history: Callable[[], None]) -> None:
-        """Let nothing be spent from now on unless this check passes."""
-        self._access.check_history = check_history
+        """Let nothing be spent from now on unless this check passes.
 
-    def check_history(self) -> None:
-        """Raise LedgerRestored or LogNotSigned if nothing may be spent, as found by its guard."""
-        self._access.check_history()
+        It raises LedgerRestored or LogNotSigned otherwise.
+        """
+        self.check_history = self._access.check_history = check_history

@@ -62,8 +62,7 @@ def record_losses(
         "spent": {name: [lost.epsilon, lost.delta] for name, lost in spent.items()},
     }
     log.record(tx, Action.LEDGER_LOST, LEDGER, detail)
-    found = tx.connection.execute(rows.select_populations()).mappings().all()
-    for population in [rows.population_record(row, tx.seals) for row in found]:
+    for population in rows.load_populations(tx.connection, tx.seals):
         if population.name in spent:
             _reduce_cap(tx, population)
     for project in projects:
@@ -86,8 +85,7 @@ def reduce_new_cap(tx: Transaction, population: PopulationRecord) -> PopulationR
             f"{population.name}=EPSILON,DELTA`, or {population.name}=0 if nothing was."
         )
     _reduce_cap(tx, population)
-    made = rows.select_populations().where(populations.c.name == population.name)
-    return rows.population_record(tx.connection.execute(made).mappings().one(), tx.seals)
+    return rows.fetch_population(tx.connection, tx.seals, population.name)
 
 
 def has_losses(connection: Connection) -> bool:

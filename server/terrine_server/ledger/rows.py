@@ -1,4 +1,4 @@
-"""Queries of the database, and records from their rows."""
+"""Ensembles, their populations and editions, and projects: their rows, read and checked."""
 
 from __future__ import annotations
 
@@ -52,10 +52,6 @@ ACCOUNT_COLUMNS = (*SEALED["projects"], "seal")
 """The columns of a project that may change, and those that identify it."""
 
 ACCOUNT = [projects.c[name] for name in ACCOUNT_COLUMNS]
-
-
-# Cached: SQLAlchemy takes longer to build a statement than a database to run it.
-
 
 EDITION_SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
 """What the administrative log calls an edition."""
@@ -162,8 +158,6 @@ _ensemble_columns = [
     last_detail("population", populations.c.name).label(f"{_POPULATION}logged"),
 ]
 
-# The columns of a project that may change, and those that identify it.
-
 terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
 """Terms never change, and every charge needs them."""
 
@@ -220,6 +214,24 @@ def select_projects() -> Select[Any]:
 def project_by(*columns: str) -> Select[Any]:
     """Select the project with values of some columns, which are parameters of these names."""
     return select_projects().where(*(projects.c[name] == bindparam(name) for name in columns))
+
+
+def load_ensembles(connection: Connection, seals: Seals) -> list[EnsembleRecord]:
+    """Return all ensembles, by name, as they were registered. Raises LedgerCorrupted."""
+    found = connection.execute(select_ensembles()).all()
+    return [ensemble_record(row, seals) for row in found]
+
+
+def load_populations(connection: Connection, seals: Seals) -> list[PopulationRecord]:
+    """Return all populations, by name. Raises LedgerCorrupted."""
+    found = connection.execute(select_populations()).mappings().all()
+    return [population_record(row, seals) for row in found]
+
+
+def fetch_population(connection: Connection, seals: Seals, name: str) -> PopulationRecord:
+    """Return a population that is there. Raises LedgerCorrupted."""
+    here = select_populations().where(populations.c.name == name)
+    return population_record(connection.execute(here).mappings().one(), seals)
 
 
 def no_project(project: str | int) -> str:

@@ -83,14 +83,13 @@ def fetch_token(connection: Connection, seals: Seals, id: str) -> TokenRecord | 
 
 def check_unchanged(connection: Connection, seals: Seals, held: Collection[TokenRecord]) -> None:
     """Raise TokenChanged unless each of these tokens is exactly as it is stored."""
-
-    def unchanged(token: TokenRecord) -> bool:
+    changed = set()
+    for token in held:
         try:
-            return fetch_token(connection, seals, token.id) == token
+            if fetch_token(connection, seals, token.id) != token:
+                changed.add(token.id)
         except LedgerCorrupted:
-            return False
-
-    changed = {token.id for token in held if not unchanged(token)}
+            changed.add(token.id)
     if changed:
         raise TokenChanged(changed)
 
