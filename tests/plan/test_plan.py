@@ -14,14 +14,8 @@ from support.reference.sensitivity import Charged, secret_spend
 from support.wording import refuses
 from terrine_server.planning.expected import Consensus, Votes
 from terrine_server.planning.opening import choose, expected_answers
-from terrine_server.planning.plan import (
-    DataDependent,
-    Plan,
-    PublishingPlan,
-    choose_schedule,
-    plan,
-    specifications,
-)
+from terrine_server.planning.plan import Plan, plan, specifications
+from terrine_server.planning.publishing import DataDependent, PublishingPlan, choose_schedule
 from terrine_server.privacy import (
     Account,
     ParameterError,

@@ -43,7 +43,7 @@ from terrine_server.ledger.verifying import rows_of
 from terrine_server.metrics import Metrics
 from terrine_server.planning.expected import Consensus, Votes
 from terrine_server.planning.opening import choose
-from terrine_server.planning.plan import choose_schedule
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import (
     GDP,
     Account,

@@ -46,7 +46,7 @@ from terrine_server.owner.sign_in import (
 )
 from terrine_server.planning.expected import DEFAULT_CONSENSUS, Consensus, Votes
 from terrine_server.planning.opening import choose, small_budget_warning
-from terrine_server.planning.plan import choose_schedule
+from terrine_server.planning.publishing import choose_schedule
 from terrine_server.privacy import (
     BoundRelease,
     Cap,
