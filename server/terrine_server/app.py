@@ -26,7 +26,8 @@ from terrine_server.api.rate_limits import RateLimit
 from terrine_server.api.services import Services, refuse_unknown_parameters
 from terrine_server.api.shared import PublishedLog, Readiness, SharedScrape
 from terrine_server.errors import ServiceError
-from terrine_server.labeling.pipeline import Labeling, Queue
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import AnyVoters
 from terrine_server.ledger import Ledger, connect
 from terrine_server.metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 
 from terrine_protocol import InputSpec
 from terrine_server.errors import InvalidQuery
-from terrine_server.labeling.pipeline import canonical_inputs, input_digests, query_digests
+from terrine_server.labeling.queries import canonical_inputs, input_digests, query_digests
 from terrine_server.labeling.strategies import check_probabilities
 
 PIXELS = InputSpec(shape=(2, 2), dtype="uint8", low=0, high=16)

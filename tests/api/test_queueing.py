@@ -11,7 +11,7 @@ import pytest
 
 from support.processes import PATIENCE_SECONDS
 from terrine_server.errors import Overloaded
-from terrine_server.labeling.pipeline import GROUP_QUERIES, GROUPS, Queue
+from terrine_server.labeling.queue import GROUP_QUERIES, GROUPS, Queue
 from terrine_server.metrics import Metrics
 from terrine_server.serving.threads import PerTokenThreads
 

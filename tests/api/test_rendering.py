@@ -34,7 +34,8 @@ from terrine_protocol import LabelResponse, LabelResult, Outcome, ProjectStatus,
 from terrine_server import views
 from terrine_server.api import students
 from terrine_server.errors import BudgetExhausted, ServiceError
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import CheckedRequest
 from terrine_server.ledger import ChargedBatch, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
 from terrine_server.views import LabelReply

@@ -31,7 +31,8 @@ from terrine_server.errors import (
     InvalidQuery,
     PayloadTooLarge,
 )
-from terrine_server.labeling.pipeline import Labeling, input_digests, query_digests
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import input_digests, query_digests
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.labeling.voters import get_full_tallies
 from terrine_server.ledger import ChargedBatch, EnsembleRecord

@@ -21,7 +21,7 @@ from terrine_models.data.arrays import DataError
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.proposal import propose_schema
 from terrine_protocol.schema import TableSchema
-from terrine_server.labeling.pipeline import input_digests
+from terrine_server.labeling.queries import input_digests
 from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 
 SCHEMA = TableSchema.model_validate(

@@ -23,7 +23,8 @@ from terrine_server.errors import (
     EnsembleUnavailable,
     ServiceError,
 )
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling, input_digests
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import CheckedRequest, input_digests
 from terrine_server.labeling.voters import Neighbourhood, Voters
 from terrine_server.ledger import (
     ChargedBatch,

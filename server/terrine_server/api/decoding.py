@@ -29,7 +29,7 @@ from terrine_protocol import EnsembleFacts, TableSchema
 from terrine_protocol.base import column_name, quantity
 from terrine_protocol.errors import DataError
 from terrine_server.errors import InvalidQuery, PayloadTooLarge, UnsupportedMediaType
-from terrine_server.labeling.pipeline import check_batch, check_shape
+from terrine_server.labeling.queries import check_batch, check_shape
 from terrine_tables.columns import check_names, encoded_width
 from terrine_tables.encoding import columns_of, encode_columns
 

@@ -15,7 +15,9 @@ from terrine_server.api.shared import PublishedLog, Readiness, SharedScrape
 from terrine_server.errors import (
     UnsupportedMediaType,
 )
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling, Queue
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import CheckedRequest
+from terrine_server.labeling.queue import Queue
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
     EnsembleRecord,

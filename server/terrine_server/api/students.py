@@ -22,7 +22,8 @@ from terrine_server.api.decoding import (
 )
 from terrine_server.api.paths import LABEL_PATH, USED_UP_PATH
 from terrine_server.api.services import Services, ServicesDep
-from terrine_server.labeling.pipeline import CheckedRequest, Labeling
+from terrine_server.labeling.pipeline import Labeling
+from terrine_server.labeling.queries import CheckedRequest
 from terrine_server.labeling.voters import read_pool
 from terrine_server.ledger import ChargedBatch
 from terrine_server.serving.connections import client_check

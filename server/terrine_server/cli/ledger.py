@@ -301,7 +301,7 @@ def _verify_accounts(project: str, path: Path) -> bool:
     # Voters, which an auditor's installation lacks.
     from terrine_models.data.arrays import load_inputs
     from terrine_server.labeling.local_voters import LocalVoters
-    from terrine_server.labeling.pipeline import recompute_accounts
+    from terrine_server.labeling.recomputing import recompute_accounts
 
     settings = Settings()
     voters = LocalVoters(settings.data_dir, settings.device)

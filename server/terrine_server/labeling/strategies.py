@@ -73,6 +73,18 @@ def check_probabilities(
         raise InvalidQuery(str(error)) from error
 
 
+def canonical_baselines(
+    mechanism: Mechanism, probabilities: np.ndarray | None
+) -> np.ndarray | None:
+    """Return what votes are compared with, int64 `[B, m]`; None if with nothing.
+
+    `probabilities`: the student's, `[B, m]`, for mechanisms that need them.
+    """
+    if probabilities is None or not isinstance(mechanism, ComparesWithStudent):
+        return None
+    return mechanism.canonical_baseline(probabilities)
+
+
 @dataclass(frozen=True)
 class VoteStrategy:
     """Takes the votes of a project of teachers, each of whom casts one vote on every query."""
@@ -89,15 +101,6 @@ class VoteStrategy:
     def most_queries(self) -> float:
         """How many new queries are worth a vote: as many as the lowest prices may allow."""
         return self.project.terms.most_admitted(self.project.account)
-
-    def baselines(self, probabilities: np.ndarray | None) -> np.ndarray | None:
-        """Return what the votes are compared with, int64 `[B, m]`; None if with nothing.
-
-        `probabilities`: the student's, `[B, m]`, for mechanisms that need them.
-        """
-        if probabilities is None or not isinstance(self.mechanism, ComparesWithStudent):
-            return None
-        return self.mechanism.canonical_baseline(probabilities)
 
     def vote(self, queries: np.ndarray) -> Vote:
         """Take the votes on canonical inputs `[B, …]`. Nothing is paid, so nothing may be sent.
