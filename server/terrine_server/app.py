@@ -75,7 +75,7 @@ def create_app(settings: Settings, *, alone: bool = False) -> FastAPI:
         published_log=PublishedLog(ledger),
         labeling=labeling,
         history=history,
-        queue=Queue(students.label_answerer(labeling), metrics, settings.max_waiting),
+        queue=Queue(partial(students.answer_group, labeling), metrics, settings.max_waiting),
         requests=RateLimit(
             settings.requests_per_minute, "requests, or work that counts as so many,"
         ),

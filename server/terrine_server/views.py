@@ -58,10 +58,12 @@ class LabelReply(NamedTuple):
     paid: tuple[int, int] | None
 
 
-def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
+def label_reply(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> LabelReply:
     """Return the response to a batch: a `LabelResponse` as JSON. `notes`: of its inputs."""
     results: list[_Result] = []
     names = receipt.project.ensemble.class_names
+    paid: list[int] = []
+    replayed = 0
     for result in receipt.results:
         answer: _Result = {
             "outcome": result.outcome,
@@ -75,6 +77,10 @@ def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
             del answer["label_name"]
         if result.counts is not None:
             answer["counts"] = result.counts
+        if result.replayed:
+            replayed += 1
+        elif result.seq is not None:
+            paid.append(result.seq)
         results.append(answer)
     whole: _Answers = {"results": results, "budget": budget(receipt.project)}
     sigma = receipt.project.noise_sigma
@@ -83,7 +89,8 @@ def answers(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> bytes:
         whole["classes"] = receipt.project.ensemble.facts.classes
     if notes:
         whole["notes"] = list(notes)
-    return _ANSWERS.dump_json(whole, warnings="error")
+    body = _ANSWERS.dump_json(whole, warnings="error")
+    return LabelReply(body, replayed, (paid[0], paid[-1]) if paid else None)
 
 
 def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Budget:

@@ -38,7 +38,6 @@ from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import CheckedRequest
 from terrine_server.ledger import ChargedBatch, ProjectRecord
 from terrine_server.ledger.records import ChargeRecord, Publication, Result, TokenRecord
-from terrine_server.views import LabelReply
 
 Call = Callable[..., Caller]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -109,7 +108,7 @@ def test_answers_are_rendered_like_their_wire_model(receipt: ChargedBatch) -> No
         ],
         budget=views.budget(receipt.project),
     )
-    written = views.answers(receipt)
+    written = views.label_reply(receipt).body
     assert written == expected.model_dump_json(exclude=NOISY).encode()
     assert LabelResponse.model_validate_json(written) == expected
 
@@ -120,15 +119,15 @@ NOISY: Any = {"noise_sigma": True, "results": {"__all__": {"counts"}}}
 
 def test_classes_that_are_named_by_their_labels_have_no_other_name() -> None:
     receipt = ChargedBatch([ANSWER], projects()["gnmax"])
-    assert b"label_name" not in views.answers(receipt)
-    assert b'"label":3,"label_name":"class 3"' in views.answers(
-        replace(receipt, project=projects()["named"])
+    assert b"label_name" not in views.label_reply(receipt).body
+    assert b'"label":3,"label_name":"class 3"' in (
+        views.label_reply(replace(receipt, project=projects()["named"])).body
     )
 
 
 @given(st.builds(ChargedBatch, results=st.lists(counted_results), project=counting))
 def test_noisy_counts_are_rendered_where_there_are_some(receipt: ChargedBatch) -> None:
-    written = views.answers(receipt)
+    written = views.label_reply(receipt).body
     told = LabelResponse.model_validate_json(written)
     assert told.noise_sigma == 400.0
     for sent, result in zip(json.loads(written)["results"], receipt.results, strict=True):
@@ -140,7 +139,7 @@ def test_invalid_answers_are_never_sent() -> None:
     for wrong in ({"label": "3"}, {"label": 3.5}, {"outcome": "won"}, {"seq": b"1"}):
         receipt = ChargedBatch([ANSWER, replace(ANSWER, **wrong)], projects()["gnmax"])
         with pytest.raises(PydanticSerializationError):
-            views.answers(receipt)
+            views.label_reply(receipt)
 
 
 def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
@@ -158,8 +157,9 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
             return [good, bad, refused]
 
     ask = CheckedRequest(np.empty((0, 1)), None, None, [], "", None, notes=("other",))
-    first, second, third = students.label_answerer(Labeled())("study", [ask] * 3)
-    assert first == LabelReply(views.answers(good, ["other"]), replayed=0, paid=(1, 1))
+    first, second, third = students.answer_group(Labeled(), "study", [ask] * 3)
+    assert first == views.label_reply(good, ["other"])
+    assert (first.replayed, first.paid) == (0, (1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 
@@ -229,7 +229,7 @@ def test_no_event_loop_renders_answers_or_pages(
     terrine_server.open_project()
     student, admin = call(), call("admin")
     where: list[bool] = []
-    monkeypatch.setattr(views, "answers", noting(where, views.answers))
+    monkeypatch.setattr(views, "label_reply", noting(where, views.label_reply))
     assert student.label(terrine_server.ensemble.public[:9]).status_code == 200
     assert where == [False]
 

@@ -153,32 +153,24 @@ async def _read_body(
     return partial(decode, content_type, bytes(body), *given)
 
 
-def label_answerer(
-    labeling: Labeling,
-) -> Callable[[str, Sequence[CheckedRequest]], list[LabelReply | Exception]]:
-    """Return a function that answers a group of requests with their response bodies.
+def answer_group(
+    labeling: Labeling, project: str, asks: Sequence[CheckedRequest]
+) -> list[LabelReply | Exception]:
+    """Answer a group of requests with their response bodies.
 
-    The bodies are rendered in the group's thread. Thousands of results take milliseconds, and on
-    the event loop every other request would wait for them.
+    They are rendered in the group's thread. Thousands of results take milliseconds, and on the
+    event loop every other request would wait for them.
     """
-
-    def body(ask: CheckedRequest, result: ChargedBatch | Exception) -> LabelReply | Exception:
+    replies: list[LabelReply | Exception] = []
+    for ask, result in zip(asks, labeling.answer(project, asks), strict=True):
+        if not isinstance(result, ChargedBatch):
+            replies.append(result)
+            continue
         try:
-            if not isinstance(result, ChargedBatch):
-                return result
-            paid = [r.seq for r in result.results if r.seq is not None and not r.replayed]
-            replayed = sum(r.replayed for r in result.results)
-            return LabelReply(
-                views.answers(result, ask.notes), replayed, (paid[0], paid[-1]) if paid else None
-            )
+            replies.append(views.label_reply(result, ask.notes))
         except Exception as error:  # a defect in one request's body: the others are paid as well
-            return error
-
-    def answer(project: str, asks: Sequence[CheckedRequest]) -> list[LabelReply | Exception]:
-        results = labeling.answer(project, asks)
-        return [body(ask, result) for ask, result in zip(asks, results, strict=True)]
-
-    return answer
+            replies.append(error)
+    return replies
 
 
 @router.get("/budget", responses=openapi.problems())
