@@ -341,7 +341,7 @@ def _query_value(connection: Connection, query: str) -> object:
 def check_ensemble_files(name: str, directory: Path, digest: str) -> Finding:
     """Check that an ensemble's files are those that were registered, and that we can read them."""
     from terrine_models.storage.manifests import StoreError
-    from terrine_models.teachers.kinds import ensemble_format, load_manifest
+    from terrine_models.teachers.kinds import ensemble_format
 
     check, held = f"ensemble {name}", ensemble_format(directory)
     fix = f"Restore {directory} from a backup: terrine restore"
@@ -349,12 +349,11 @@ def check_ensemble_files(name: str, directory: Path, digest: str) -> Finding:
         if held.digest(directory) != digest:
             found = f"{directory} holds a different ensemble from the one registered."
             return Finding(check, Severity.PROBLEM, found, fix)
-        if held.has_manifest:
-            try:
-                load_manifest(directory)
-            except StoreError as error:  # nobody altered it
-                other = "Serve it with the version of Terrine that made it, or make it again"
-                return Finding(check, Severity.PROBLEM, str(error), other)
+        try:
+            held.load(directory)
+        except StoreError as error:  # nobody altered it
+            other = "Serve it with the version of Terrine that made it, or make it again"
+            return Finding(check, Severity.PROBLEM, str(error), other)
         held.verify(directory)
     except StoreError as error:
         return Finding(check, Severity.PROBLEM, str(error), fix)

@@ -115,12 +115,12 @@ def federation_digest(directory: Path) -> str:
     return sha256(_federation_bytes(Path(directory)))
 
 
-def load_federation(directory: Path) -> Federation:
-    """Read and check `federation.json` and the certificates that it names. Raises StoreError."""
+def read_federation(directory: Path) -> Federation:
+    """Read and check `federation.json`. Raises StoreError."""
     directory = Path(directory)
     data = _federation_bytes(directory)
     try:
-        federation = Federation.model_validate_json(data)
+        return Federation.model_validate_json(data)
     except ValidationError as error:
         if any(each["loc"] == ("aggregator",) for each in error.errors()):
             raise StoreError(
@@ -128,9 +128,14 @@ def load_federation(directory: Path) -> Federation:
                 "the projects of this ensemble."
             ) from None
         raise unreadable(directory / FEDERATION, data, FORMAT, error) from None
+
+
+def load_federation(directory: Path) -> Federation:
+    """Read a federation, and check the certificates that it names, too. Raises StoreError."""
+    federation = read_federation(directory)
     for owner in federation.owners:
         if owner.certificate is not None:
-            read_verified(directory, f"{owner.name}.pem", owner.certificate)
+            read_verified(Path(directory), f"{owner.name}.pem", owner.certificate)
     return federation
 
 
@@ -141,8 +146,8 @@ class Federations(EnsembleFormat):
     has_manifest = False
 
     def load(self, directory: Path) -> Federation:
-        """Read and check `federation.json` and the certificates. Raises StoreError."""
-        return load_federation(directory)
+        """Read and check `federation.json`. Raises StoreError."""
+        return read_federation(directory)
 
     def facts(self, directory: Path) -> tuple[int, EnsembleFacts]:
         """How many units all owners have together, and what students see of the ensemble."""

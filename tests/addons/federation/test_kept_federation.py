@@ -10,7 +10,7 @@ import numpy as np
 
 from support.data import KEPT
 from support.databases import SECRET_KEY, migrated
-from support.wording import refuses
+from support.wording import holds, refuses
 from terrine_addons.federation.federations import (
     FEDERATION,
     Federations,
@@ -19,6 +19,7 @@ from terrine_addons.federation.federations import (
 )
 from terrine_models.storage.manifests import StoreError
 from terrine_protocol import EnsembleFacts, ProjectOpen
+from terrine_server.doctor import Severity, check_ensemble_files
 from terrine_server.errors import EnsembleUnavailable
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.voters import AnyVoters
@@ -75,3 +76,7 @@ def test_a_project_whose_votes_a_second_server_added_up_is_refused_and_verifies(
         service.answer("study", [asked])
     assert ledger.verifier.verify_project("study").ok
     assert ledger.verifier.verify_log().ok
+    found = check_ensemble_files("owners", directory, federation_digest(directory))
+    assert found.state is Severity.PROBLEM
+    holds(found.found, FEDERATION, "[aggregator]")
+    assert "backup" not in found.fix, "nobody altered it"
