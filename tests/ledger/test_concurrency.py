@@ -17,7 +17,7 @@ from support.wording import refuses
 from support.workers import take_turn
 from terrine_protocol import ProjectStatus
 from terrine_server.errors import DatabaseUnavailable, ProjectClosed, ServiceError
-from terrine_server.ledger import Ledger, connect, database
+from terrine_server.ledger import Ledger, connect, database, locks
 
 
 @pytest.fixture
@@ -96,21 +96,23 @@ def test_a_turn_ends_with_its_process_and_is_of_one_project(
     process = processes.start(take_turn, database_url, 7, str(taken))
     until(taken.exists)
     patient = connect(database_url)
-    with database.project_lock(patient, 8):
+    with locks.project_lock(patient, 8):
         pass
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.3)
+    for room in (database, locks):
+        monkeypatch.setattr(room, "BUSY_SECONDS", 0.3)
     engine = connect(database_url, statement_seconds=0.3)
-    with refuses(DatabaseUnavailable, "busy"), database.project_lock(engine, 7):
+    with refuses(DatabaseUnavailable, "busy"), locks.project_lock(engine, 7):
         raise AssertionError("two have it")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    monkeypatch.setattr(database, "BUSY_SECONDS", 30)
-    with database.project_lock(patient, 7):
+    for room in (database, locks):
+        monkeypatch.setattr(room, "BUSY_SECONDS", 30)
+    with locks.project_lock(patient, 7):
         pass
-    with refuses(ValueError, "within"), database.project_lock(patient, 7):
+    with refuses(ValueError, "within"), locks.project_lock(patient, 7):
         raise ValueError("within")
-    with database.project_lock(patient, 7):
+    with locks.project_lock(patient, 7):
         pass
     for each in (engine, patient):
         each.dispose()
@@ -121,10 +123,10 @@ def test_a_turn_that_cannot_be_given_back_does_not_undo_what_was_charged(databas
     """The connection that holds it is cut while it is held: the block ends as if nothing was."""
     engine, other = connect(database_url), connect(database_url)
     migrated(database_url).dispose()
-    with database.project_lock(engine, 7), other.begin() as connection:
+    with locks.project_lock(engine, 7), other.begin() as connection:
         cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
         connection.exec_driver_sql(cut)
-    with database.project_lock(other, 7):
+    with locks.project_lock(other, 7):
         pass
     engine.dispose()
     other.dispose()

@@ -47,7 +47,8 @@ from terrine_server.ledger import (
     transparency,
     upgrade,
 )
-from terrine_server.ledger.database import BEGIN_STATEMENT, project_lock
+from terrine_server.ledger.database import BEGIN_STATEMENT
+from terrine_server.ledger.locks import project_lock
 from terrine_server.metrics import Metrics
 from terrine_server.owner import backup as backups
 from terrine_server.privacy import cap

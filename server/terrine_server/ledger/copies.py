@@ -24,13 +24,7 @@ from sqlalchemy.engine import URL
 from terrine_server.errors import Conflict, DatabaseUnavailable
 from terrine_server.ledger import revisions
 from terrine_server.ledger.chain import iso
-from terrine_server.ledger.database import (
-    connect,
-    migrating_alone,
-    reading,
-    snapshot,
-    sqlite_path,
-)
+from terrine_server.ledger.database import connect, migrating_alone, reading, snapshot, sqlite_path
 from terrine_server.ledger.migrating import grant_rights
 
 # ruff: noqa: S608 - statements are made of names from the schema, quoted

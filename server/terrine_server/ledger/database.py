@@ -8,9 +8,7 @@ for itself what its role or database may have set otherwise, and is refused wher
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import select as selecting
 import sqlite3
 import threading
@@ -18,18 +16,16 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
-    ExitStack,
     closing,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -45,7 +41,6 @@ from sqlalchemy import (
     exc,
     insert,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects import registry
@@ -53,14 +48,12 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from terrine_protocol.problems import Reason
 from terrine_server.errors import (
-    DatabaseStarting,
     DatabaseUnavailable,
     LedgerCorrupted,
-    SchemaMismatch,
 )
 from terrine_server.ledger.chain import Actor
+from terrine_server.ledger.failures import BUSY, READ_ONLY, SILENT, explain_failure
 from terrine_server.ledger.seals import Seals
 
 GRACE_SECONDS = 2.0
@@ -92,7 +85,7 @@ class StalledDatabase:
                 self._asking.release()
         else:
             silent = time.monotonic() - self._since
-            raise _SILENT.explain(f"silent for {silent:.0f} s")
+            raise SILENT.explain(f"silent for {silent:.0f} s")
 
     def mark_stalled(self) -> None:
         """Note that a reply did not come in time."""
@@ -158,11 +151,6 @@ _POOL: dict[str, Any] = {
     "pool_timeout": 20,
     "hide_parameters": True,
 }
-_READ_ONLY = "25006"
-_NO_RIGHT = "42501"
-_PARTLY_IGNORED = "22012"
-"""Division by zero: how the one statement of a charge fails if a part of it was ignored."""
-_NO_TABLE = {"42P01", "42703", "3F000"}
 _POSTGRESQL = {
     "synchronous_commit": "on",
     "idle_in_transaction_session_timeout": "60s",
@@ -245,7 +233,7 @@ def _transaction(
     """
     lock = _WRITE_LOCKS.get(engine) if writes else None
     if lock is not None and not lock.acquire(timeout=BUSY_SECONDS):
-        raise _BUSY.explain()
+        raise BUSY.explain()
     stalled = _STALLED.get(engine)
     replies = nullcontext() if stalled is None else stalled.fail_fast()
     try:
@@ -264,7 +252,7 @@ def _transaction(
                     _enforce_foreign_keys(connection, True)
     except SQLAlchemyError as error:
         # `from None`: a driver's error quotes the row, and with it a label not yet paid for.
-        raise _explanation(engine, error) from None
+        raise explain_failure(engine, error, sqlite_path(engine)) from None
     finally:
         if lock is not None:
             lock.release()
@@ -333,11 +321,11 @@ def use_write_ahead_log(engine: Engine) -> None:
                 mode = raw.cursor().execute("PRAGMA journal_mode = WAL").fetchone()
             break
         except SQLAlchemyError as error:
-            raise _explanation(engine, error) from None
+            raise explain_failure(engine, error, sqlite_path(engine)) from None
         except sqlite3.Error as error:
             # If two processes switch at once, SQLite refuses one of them without waiting.
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise _explanation(engine, error) from None
+                raise explain_failure(engine, error, sqlite_path(engine)) from None
             time.sleep(0.02)
     if mode != ("wal",):
         raise DatabaseUnavailable(
@@ -474,7 +462,7 @@ def _postgresql(url: URL, password: str | None, statement_seconds: float) -> Eng
     @event.listens_for(engine, "handle_error")
     def forget_read_only(context: ExceptionContext) -> None:
         # A session that began while the database was read-only stays read-only. Open a new one.
-        if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
             context.is_disconnect = True
 
     return engine
@@ -559,284 +547,6 @@ def _readable(socket: int) -> bool:
     poll = selecting.poll()
     poll.register(socket, selecting.POLLIN)
     return bool(poll.poll(0))
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A way in which a database fails: how it is recognised, and what to tell whom about it.
-
-    `states`: PostgreSQL's codes. `words`: of SQLite, and of a connection that PostgreSQL refused,
-    of which libpq gives the text alone (in another language than English, it is `_UNKNOWN`).
-    `fix` may name the `{place}` of the ledger: a file's path, or PostgreSQL.
-    """
-
-    detail: str
-    fix: str
-    reason: Reason
-    states: frozenset[str] = frozenset()
-    words: str = "(?!)"
-
-    def explain(self, cause: str = "", path: Path | None = None) -> DatabaseUnavailable:
-        """Return the error that says so. `path`: the ledger's file, if it is SQLite's."""
-        kind = DatabaseStarting if self.reason == "starting" else DatabaseUnavailable
-        fix = self.fix.format(place=f"'{path}'" if path else "PostgreSQL")
-        return kind(self.detail, cause, fix=fix, reason=self.reason)
-
-
-_BUSY = _Failure(
-    "The ledger is busy.",
-    "Retry once what holds it, such as another command of Terrine, has ended; PostgreSQL lists its "
-    "sessions in pg_stat_activity.",
-    "busy",
-    # lock_not_available, query_canceled, deadlock, serialization failure
-    states=frozenset({"55P03", "57014", "40P01", "40001"}),
-    words="database is locked",
-)
-_SILENT = _Failure(
-    "The ledger does not answer.",
-    "Look at PostgreSQL's machine and the network; restart it if it hangs.",
-    "unreachable",
-    words="no reply in time|timeout expired",
-)
-_FAILURES = (
-    _BUSY,
-    _SILENT,
-    _Failure(
-        "The ledger's database is starting.",
-        "Retry in a minute; if it goes on, PostgreSQL's own log says why.",
-        "starting",
-        states=frozenset({"57P03"}),
-        words="the database system is (starting|shutting|in recovery|not (yet )?accepting)",
-    ),
-    _Failure(
-        "PostgreSQL is read-only.",
-        "Name the primary in TERRINE_DATABASE_URL; if this is it, RESET "
-        "default_transaction_read_only where `\\drds` of psql shows it.",
-        "read-only",
-        states=frozenset({_READ_ONLY}),
-    ),
-    _Failure(
-        "The ledger's disk is full or fails.",
-        "Free some space where {place} has its data. What was paid is kept, and answers go on by "
-        "themselves.",
-        "disk-full",
-        states=frozenset({"53100", "58030"}),
-        words="disk is full|disk I/O|No space left",
-    ),
-    _Failure(
-        "The ledger is damaged.",
-        "Copy {place} as it is, then: terrine restore DIR, with the newest backup.",
-        "damaged",
-        states=frozenset({"XX001", "XX002"}),
-        words="malformed|not a database",
-    ),
-    _Failure(
-        "The ledger's file cannot be opened or written to.",
-        "Let this account read and write {place} and its directory, on a disk that is mounted "
-        "writable; or correct TERRINE_DATABASE_URL.",
-        "misconfigured",
-        words="unable to open database file|readonly database",
-    ),
-    _Failure(
-        "PostgreSQL refuses this account's password.",
-        "Correct the password file or TERRINE_DATABASE_URL; or as a superuser: ALTER ROLE … "
-        "PASSWORD.",
-        "misconfigured",
-        states=frozenset({"28P01"}),
-        words="password authentication failed|no password supplied",
-    ),
-    _Failure(
-        "PostgreSQL does not let this account connect.",
-        "Correct the account in TERRINE_DATABASE_URL. If it is right, let pg_hba.conf admit it; if "
-        "there is none: CREATE ROLE … LOGIN, then `terrine init --service-role ACCOUNT` as the "
-        "owner of the tables.",
-        "misconfigured",
-        states=frozenset({"28000"}),
-        words=r'pg_hba\.conf|role ".*" (does not exist|is not permitted to log in)|'
-        "authentication failed",
-    ),
-    _Failure(
-        "PostgreSQL has no such database.",
-        "Correct its name in TERRINE_DATABASE_URL. If there is none: CREATE DATABASE … ENCODING "
-        "'UTF8' LOCALE 'C' TEMPLATE template0; then run `terrine doctor` again.",
-        "misconfigured",
-        states=frozenset({"3D000"}),
-        words='database ".*" does not exist',
-    ),
-    _Failure(
-        "PostgreSQL lets nobody connect to this database.",
-        "As a superuser: ALTER DATABASE … ALLOW_CONNECTIONS true.",
-        "unreachable",
-        words="is not currently accepting connections",
-    ),
-    _Failure(
-        "PostgreSQL lets this account make no temporary table.",
-        "As the owner of the database: GRANT TEMPORARY ON DATABASE … TO ACCOUNT.",
-        "misconfigured",
-        words="permission denied to create temporary tables",
-    ),
-    _Failure(
-        "PostgreSQL has no connection left.",
-        "Run fewer servers (each opens up to 20), or raise PostgreSQL's max_connections or the "
-        "CONNECTION LIMIT of this account or database.",
-        "busy",
-        states=frozenset({"53300"}),
-        words="too many (clients|connections)|remaining connection slots",
-    ),
-    _Failure(
-        "PostgreSQL's host is not known.",
-        "Correct the host in TERRINE_DATABASE_URL, or start the container of that name.",
-        "unreachable",
-        words="failed to resolve host|could not translate host name",
-    ),
-    _Failure(
-        "Nothing answers at PostgreSQL's address.",
-        "Start PostgreSQL; if it runs, correct host and port in TERRINE_DATABASE_URL.",
-        "unreachable",
-        words="Connection refused|No such file or directory|No route to host",
-    ),
-)
-_UNKNOWN = _Failure(
-    "The ledger cannot be reached.",
-    "Check that PostgreSQL runs, TERRINE_DATABASE_URL and the password file.",
-    "unreachable",
-)
-
-
-def _explanation(engine: Engine, error: SQLAlchemyError | sqlite3.Error) -> DatabaseUnavailable:
-    """Return an error that says what to do about the driver's."""
-    where = engine.url.render_as_string(hide_password=True)
-    if isinstance(error, exc.TimeoutError):
-        return DatabaseUnavailable(
-            "Every connection to the ledger is in use.", where, fix="Retry.", reason="busy"
-        )
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-    words = _words(error)
-    cause = f"{where}: {words}"
-    path = sqlite_path(engine)
-    if path is not None and not path.exists():
-        return SchemaMismatch("There is no ledger yet. Run `terrine init`.", str(path))
-    if state in _NO_TABLE or re.search(r"no such (table|column)", words):
-        return SchemaMismatch("The ledger has no tables yet. Run `terrine init`.", cause)
-    if state == _PARTLY_IGNORED:
-        return LedgerCorrupted("The database ignored what was written to it.", cause=cause)
-    if isinstance(error, exc.IntegrityError):
-        return LedgerCorrupted("The ledger refused an entry.", cause=cause)
-    if isinstance(error, exc.DataError) and not state:
-        # Raised by the driver itself: Python cannot represent a value in PostgreSQL.
-        return LedgerCorrupted("A value in the ledger is none that was written.", cause=cause)
-    for failure in _FAILURES:
-        if state in failure.states or re.search(failure.words, words):
-            return failure.explain(cause, path)
-    if state == _NO_RIGHT:  # in words that name the table, and no row
-        return DatabaseUnavailable(
-            f"The account that this service has in PostgreSQL lacks a right: {words}.",
-            cause,
-            fix="Run `terrine init --service-role ACCOUNT` as the owner of the tables, which grants"
-            " all that it needs; `terrine doctor` lists what is missing.",
-            reason="misconfigured",
-        )
-    return _UNKNOWN.explain(cause, path)
-
-
-def _words(error: SQLAlchemyError | sqlite3.Error) -> str:
-    original = error if isinstance(error, sqlite3.Error) else getattr(error, "orig", None)
-    primary = getattr(getattr(original, "diag", None), "message_primary", None)
-    return " ".join(str(primary or original or type(error).__name__).split())
-
-
-MAX_LOCK_SECONDS = 300
-"""How long PostgreSQL lets a process that hangs keep a project's lock."""
-LOCK_NAMESPACE = 0x7E221E
-"""The first of the two numbers of these advisory locks; the second is the project's."""
-_LEDGER_LOCK = 0
-"""The second number where only one process may act for the whole ledger. No project has it."""
-_LOCK_PROJECT = text(
-    "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
-    "pg_advisory_xact_lock(:locks, :project)"
-)
-_LOCK_TREE = text(f"SELECT pg_advisory_xact_lock({LOCK_NAMESPACE}, -1)")
-_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({LOCK_NAMESPACE}, {_LEDGER_LOCK})")
-_UNLOCK = text(f"SELECT pg_advisory_unlock({LOCK_NAMESPACE}, {_LEDGER_LOCK})")
-_POLL_SECONDS = 0.02
-
-
-@contextmanager
-def project_lock(engine: Engine, project_id: int) -> Iterator[None]:
-    """Lock a project. The lock ends with the block, or with the process, however that ends.
-
-    On PostgreSQL it is an advisory lock, in a transaction on a connection of its own; on SQLite,
-    whose processes share a machine, a locked file beside the database. Raises DatabaseUnavailable
-    when others keep it for too long, or there is no database. What goes wrong at its end is not
-    raised: what was done meanwhile is done.
-    """
-    lock = _lock_in_file if engine.dialect.name == "sqlite" else _lock_in_postgresql
-    stack = ExitStack()
-    try:
-        stack.enter_context(lock(engine, project_id))
-        yield
-    finally:
-        with suppress(DatabaseUnavailable):
-            stack.close()
-
-
-@contextmanager
-def _lock_in_postgresql(engine: Engine, project_id: int) -> Iterator[None]:
-    given = {"most": f"{MAX_LOCK_SECONDS}s", "locks": LOCK_NAMESPACE, "project": project_id}
-    with writing(engine) as connection:
-        connection.execute(_LOCK_PROJECT, given)
-        yield
-
-
-@contextmanager
-def _lock_in_file(engine: Engine, project_id: int) -> Iterator[None]:
-    deadline = time.monotonic() + BUSY_SECONDS
-    with _open_lock_file(engine, project_id) as file:
-        while not _try_lock(file):
-            if time.monotonic() > deadline:
-                raise _BUSY.explain()
-            time.sleep(_POLL_SECONDS)
-        yield
-
-
-@contextmanager
-def try_lock_ledger(engine: Engine) -> Iterator[bool]:
-    """Yield whether this process has the lock of the ledger, which nobody waits for.
-
-    It ends as a project's lock does. On PostgreSQL nothing else waits for its connection, so it may
-    take long.
-    """
-    if engine.dialect.name == "sqlite":
-        with _open_lock_file(engine, _LEDGER_LOCK) as file:
-            yield _try_lock(file)
-        return
-    with reading(engine) as connection:
-        locked = bool(connection.execute(_TRY_LOCK).scalar_one())
-        try:
-            yield locked
-        finally:
-            if locked:
-                with suppress(SQLAlchemyError):  # the lock ends with its connection, too
-                    connection.execute(_UNLOCK)
-
-
-def lock_tree(connection: Connection) -> None:
-    """Wait until no other transaction that called this is under way; on SQLite, none is."""
-    if connection.dialect.name != "sqlite":
-        connection.execute(_LOCK_TREE)
-
-
-def _open_lock_file(engine: Engine, number: int) -> IO[str]:
-    path = Path(engine.url.database or "")
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path.with_name(f"{path.name}-turn-{number}"), flags, 0o600))
-
-
-def _try_lock(file: IO[str]) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 UNSEALED = bytes(32)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from terrine_protocol import LogEntry, ProjectStatus, SecretSpend
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms, LedgerCorrupted
-from terrine_server.ledger import accounts, charging, database, log, losses, rows, tallies
+from terrine_server.ledger import accounts, charging, locks, log, losses, rows, tallies
 from terrine_server.ledger.chain import ACTIONS_ABOUT, Action, Actor, canonical_json, genesis
 from terrine_server.ledger.database import Access, Transaction
 from terrine_server.ledger.ensembles import check_delta, check_name, check_sizes
@@ -442,5 +442,5 @@ class Projects:
         )
 
     def lock(self, project_id: int) -> AbstractContextManager[None]:
-        """Return a lock of a project among all processes; see `database.project_lock`."""
-        return database.project_lock(self._access.engine, project_id)
+        """Return a lock of a project among all processes; see `locks.project_lock`."""
+        return locks.project_lock(self._access.engine, project_id)

@@ -28,7 +28,7 @@ from terrine_protocol.transparency import (
     join_bundle,
 )
 from terrine_server.errors import DatabaseUnavailable, NotFound
-from terrine_server.ledger import database
+from terrine_server.ledger import locks
 from terrine_server.ledger.chain import LOG_START
 from terrine_server.ledger.database import Access, write, writing
 from terrine_server.ledger.schema import (
@@ -499,7 +499,7 @@ class Tree:
                 added = compute_growth(connection, MAX_NEW_LEAVES)
             if added.runs:
                 with writing(self._access.engine) as connection:
-                    database.lock_tree(connection)
+                    locks.lock_tree(connection)
                     if count_leaves(connection) != added.size:  # another was sooner
                         added = compute_growth(connection, MAX_NEW_LEAVES)
                     append_leaves(connection, added)
@@ -508,7 +508,7 @@ class Tree:
 
     def try_lock(self) -> AbstractContextManager[bool]:
         """Return whether this process alone may grow the tree and sign its root now."""
-        return database.try_lock_ledger(self._access.engine)
+        return locks.try_lock_ledger(self._access.engine)
 
     def checkpoint(self) -> str | None:
         """Return the last checkpoint that was signed, with its cosignatures, if there is one."""
