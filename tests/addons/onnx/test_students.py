@@ -98,6 +98,16 @@ CASES: dict[str, tuple[str, InputSpec, int]] = {
     "texts": ("ridge", text_spec(0), 3),
     "texts beside numbers": ("ridge", text_spec(1), 2),
 }
+BY_NIGHT = {
+    "table of five classes",
+    "table in another range",
+    "small grey pictures",
+    "grey pictures of many classes",
+    "pictures of six channels",
+    "pictures of one channel",
+    "texts",
+}
+"""Each kind, method and number of dimensions is met by day."""
 
 
 def made(case: str) -> tuple[Student, NDArray[Any]]:
@@ -116,7 +126,10 @@ def made(case: str) -> tuple[Student, NDArray[Any]]:
     return taught(method, x, labels, spec, NAMES[:classes]), x
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.nightly] * (case in BY_NIGHT)) for case in CASES],
+)
 def test_the_graph_says_what_the_student_says(case: str, tmp_path: Path) -> None:
     student, x = made(case)
     student.save(tmp_path)
