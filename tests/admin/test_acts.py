@@ -8,7 +8,7 @@ from pathlib import Path
 from support.browser import House, InProcess, Visitor, text_of
 from support.data import KEY, PEOPLE, DigitsEnsemble, build_leaving_people, names_of
 from support.databases import SECRET_KEY
-from support.servers import GNMAX, LOG, installed, publisher, signed
+from support.servers import LOG, installed, publisher, signed
 from support.wording import holds, says
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourEnsemble, forecast_from_public
 from terrine_models.teachers.people import name_digests
@@ -23,7 +23,7 @@ from terrine_server.planning.first_project import (
     sigma_for_rows,
 )
 from terrine_server.planning.opening import small_budget_warning
-from terrine_server.privacy import Account, build_mechanism, quote
+from terrine_server.privacy import Account
 
 TERMS = {
     "ensemble": "digits",
@@ -382,17 +382,3 @@ def test_the_ledger_is_held_against_a_checkpoint_that_was_kept(
         assert auditor.post("/admin/audit/verify-tree", checkpoint="x" * 70_000).status_code == 413
     finally:
         key.unlink()
-
-
-def test_most_queries_is_what_fits_if_all_are_cheap() -> None:
-    for mechanism in (
-        GNMAX,
-        {"name": "confident_gnmax", "threshold": 24, "sigma1": 12.0, "sigma2": 4.0},
-    ):
-        terms = quote(build_mechanism(mechanism, teachers=40, classes=10), 8.0, 1e-5)
-        account, paid = Account(), 0
-        cheap = min(terms.prices.values(), key=lambda price: price.cost)
-        while terms.admits(account):
-            account, paid = account.plus(cheap), paid + 1
-        assert terms.most_admitted(Account()) == paid
-        assert terms.affordable(Account()) <= paid

@@ -158,13 +158,6 @@ def test_an_environment_that_cannot_be_used_is_told_by_its_variable(
     _ssl_context.cache_clear()
 
 
-def test_redirects_are_not_followed_with_the_token(faulty: FaultyServer) -> None:
-    faulty.faults.append(replies(302, Location=f"{faulty.url}/elsewhere"))
-    with Client(faulty.url, TOKEN) as client, refuses(UnexpectedReply, "elsewhere"):
-        client.budget()
-    assert [seen.path for seen in faulty.seen] == ["/budget"]
-
-
 def test_a_proxy_that_takes_no_large_request_is_told_from_another_url(faulty: FaultyServer) -> None:
     page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
     faulty.faults.append(replies(413, page))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Self
 from unittest import SkipTest
 
@@ -16,8 +17,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.validation import validate_data
 
-from support.databases import SECRET_KEY, migrated
+from support.data import DigitsEnsemble
 from support.processes import seed_noise
+from support.servers import running_server
 from support.wording import refuses
 from terrine_client import Client
 from terrine_client._labels import index_classes
@@ -28,12 +30,8 @@ from terrine_models.students.models import Task
 from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
-from terrine_protocol import Column, EnsembleRegister, ProjectOpen, Role, TableSchema, TokenCreate
-from terrine_server.app import serving
-from terrine_server.ledger import Ledger
-from terrine_server.owner.operations import open_project, register_ensemble
-from terrine_server.owner.sign_in import Tokens
-from terrine_server.settings import Settings
+from terrine_protocol import Column, EnsembleRegister, TableSchema
+from terrine_server.owner.operations import register_ensemble
 
 WIDTHS = (3, 2, 10, 4, 5, 1, 20)
 """Numbers in an input; scikit-learn's checks bring data of all of them."""
@@ -71,15 +69,12 @@ def _repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Client]]:
+def clients(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[dict[str, Client]]:
     """One server with an ensemble and a project for each width, and for a table."""
     home = tmp_path_factory.mktemp("estimator")
     url = f"sqlite:///{home / 'terrine.sqlite'}"
-    made = Settings(data_dir=home, database_url=url, requests_per_minute=10**6)
-    made.secret_key_path.write_bytes(SECRET_KEY)
-    made.secret_key_path.chmod(0o600)
-    engine = migrated(url)
-    ledger = Ledger(engine, SECRET_KEY)
     (home / "table.csv").write_text(
         "dose,ward,ill\n"
         + "".join(f"{i % 10},{'AB'[i % 2]},{('no', 'yes')[i % 10 > 4]}\n" for i in range(1200))
@@ -91,31 +86,22 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clie
     pixels = InputSpec(shape=(2,), dtype="uint8", low=0, high=16)
     x, labels = points(600, 2, 0)
     data["pixels"] = Dataset((x + 8).clip(0, 16).astype(np.uint8), labels, CLASSES, pixels)
-    tokens: dict[str, str] = {}
-    for name, records in data.items():
-        train_ensemble(records, made.ensembles_dir / name, name=name, teachers=60)
-        cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
-        register_ensemble(ledger, made, EnsembleRegister.model_validate({"name": name, **cap}))
-        terms = {"name": name, "ensemble": name, "epsilon": 90, "delta": 1e-5}
-        open_project(
-            ledger,
-            ProjectOpen.model_validate({**terms, "mechanism": {"name": "gnmax", "sigma": 15.0}}),
-        )
-        request = TokenCreate(role=Role.STUDENT, project=name)
-        tokens[name] = Tokens(ledger, SECRET_KEY).create(request).token
-    counts = {"name": "counted", "ensemble": "w2", "epsilon": 4, "delta": 1e-5}
-    open_project(
-        ledger,
-        ProjectOpen.model_validate({**counts, "mechanism": {"name": "noisy_votes", "sigma": 15.0}}),
-    )
-    request = TokenCreate(role=Role.STUDENT, project="counted")
-    tokens["counted"] = Tokens(ledger, SECRET_KEY).create(request).token
-    with serving(made) as address:
-        opened = {name: Client(address, token) for name, token in tokens.items()}
-        yield opened
-        for client in opened.values():
-            client.close()
-    engine.dispose()
+    with running_server(home, url, digits_ensemble, requests_per_minute=10**6) as server:
+        for name, records in data.items():
+            out = server.settings.ensembles_dir / name
+            train_ensemble(records, out, name=name, teachers=60)
+            cap = {"epsilon": 100.0, "delta": 1e-4, "population": name, "disjoint": True}
+            wanted = EnsembleRegister.model_validate({"name": name, **cap})
+            register_ensemble(server.ledger, server.settings, wanted)
+        gnmax = {"name": "gnmax", "sigma": 15.0}
+        for name in data:
+            server.open_project(name, gnmax, epsilon=90, ensemble=name)
+        server.open_project("counted", gnmax | {"name": "noisy_votes"}, epsilon=4, ensemble="w2")
+        with ExitStack() as opened:
+            yield {
+                name: opened.enter_context(Client(server.url, server.token(project=name)))
+                for name in (*data, "counted")
+            }
 
 
 def test_it_learns_and_predicts_from_what_was_bought(clients: dict[str, Client]) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from support.clients import FaultyServer, replies
+from support.clients import FaultyServer, replies, works
 from support.wording import refuses
 from terrine_client import NO_COUNT, Client, Forbidden, Labels, Outcome, UnexpectedReply
 from terrine_protocol import Budget, LabelResponse, LabelResult
-
-if TYPE_CHECKING:
-    pass
 
 TOKEN = "terrine_id_secret"
 
@@ -66,7 +63,7 @@ def test_an_error_hands_over_the_counts_received_until_then(counted: FaultyServe
     with Client(counted.url, TOKEN, batch_size=2) as client:
         client.label(inputs(2))
         stopped = {"type": "/problems/forbidden", "title": "No", "status": 403, "detail": "No."}
-        counted.faults.extend([_works, replies(403, stopped)])
+        counted.faults.extend([works, replies(403, stopped)])
         with pytest.raises(Forbidden) as stop:
             client.label(inputs(4))
     partial = stop.value.partial
@@ -74,12 +71,6 @@ def test_an_error_hands_over_the_counts_received_until_then(counted: FaultyServe
     assert partial.noisy_counts is not None
     assert partial.noisy_counts.tolist() == [[-1, 1, 7], [-2, 2, 7]]
     assert partial.noise_sigma == 2.5
-
-
-def _works(handler: Any, seen: Any) -> None:
-    from support.clients import works
-
-    works(handler, seen)
 
 
 RESULT: dict[str, Any] = {"outcome": "answered", "label": 1, "charge": 1, "replayed": False}
@@ -108,9 +99,6 @@ def test_counts_that_no_server_sends_are_an_unexpected_reply(
         faulty.faults.append(replies(200, body | ({"noise_sigma": sigma} if sigma else {})))
     with Client(faulty.url, TOKEN, batch_size=batch_size) as client, pytest.raises(UnexpectedReply):
         client.label(inputs(2))
-
-
-# ---------------------------------------------------------------------------- with the real server
 
 
 def answers(results: list[dict[str, Any]], faulty: FaultyServer, index: Any = None) -> Labels:

@@ -19,8 +19,9 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 
 from support.clients import npy
-from support.databases import SECRET_KEY, migrated
+from support.data import DigitsEnsemble
 from support.documents import ROOT, blocks
+from support.servers import running_server
 from support.tables import SCHEMA, frame, open_counted, records
 from support.wording import holds, refuses
 from terrine_client import AsyncClient, Client
@@ -29,9 +30,6 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_protocol import Column, LabelResponse, LabelResult, Outcome, TableSchema
 from terrine_protocol.base import quantity
 from terrine_protocol.errors import ClippedError
-from terrine_server.app import serving
-from terrine_server.ledger import Ledger
-from terrine_server.settings import Settings
 from terrine_tables.encoding import encode_frame
 
 Ask = tuple[str, str]
@@ -39,23 +37,21 @@ Ask = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
-def projects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ask]]:
+def projects(
+    tmp_path_factory: pytest.TempPathFactory, digits_ensemble: DigitsEnsemble
+) -> Iterator[dict[str, Ask]]:
     """A server with a project of noisy counts of a table, and one of arrays."""
     home = tmp_path_factory.mktemp("rows")
     url = f"sqlite:///{home / 'terrine.sqlite'}"
-    made = Settings(data_dir=home, database_url=url, requests_per_minute=10**6)
-    made.secret_key_path.write_bytes(SECRET_KEY)
-    made.secret_key_path.chmod(0o600)
-    engine = migrated(url)
-    ledger = Ledger(engine, SECRET_KEY)
     random = np.random.default_rng(1)
     x, labels = random.normal(size=(400, 2)).astype(np.float32), random.integers(0, 2, 400)
     spec = InputSpec(shape=(2,), dtype="float32", low=-9, high=9)
-    data = {"table": records(made), "points": Dataset(x, labels, ("0", "1"), spec)}
-    asked = {name: open_counted(ledger, made, name, held) for name, held in data.items()}
-    with serving(made) as address:
-        yield {name: (address, token) for name, token in asked.items()}
-    engine.dispose()
+    points = Dataset(x, labels, ("0", "1"), spec)
+    with running_server(home, url, digits_ensemble, requests_per_minute=10**6) as server:
+        books, made = server.ledger, server.settings
+        data = {"table": records(made), "points": points}
+        asked = {name: open_counted(books, made, name, held) for name, held in data.items()}
+        yield {name: (server.url, token) for name, token in asked.items()}
 
 
 @pytest.fixture

@@ -332,6 +332,8 @@ def test_a_wrong_command_says_what_is_wrong(
     holds(terrine(*train, **token).refused, message)
 
 
+# By day test_choice.py shows that a choice is a function of these.
+@pytest.mark.nightly
 def test_the_choice_uses_bought_labels_and_public_inputs_only(
     server: RunningServer, tmp_path: Path
 ) -> None:

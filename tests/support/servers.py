@@ -87,11 +87,12 @@ class Owner:
         *,
         epsilon: float = 5.0,
         delta: float = 1e-5,
+        ensemble: str | None = None,
     ) -> ProjectRecord:
-        """Open a project on the digits."""
+        """Open a project, on the digits unless an ensemble is named."""
         terms = {
             "name": name,
-            "ensemble": self.ensemble.manifest.name,
+            "ensemble": ensemble or self.ensemble.manifest.name,
             "mechanism": mechanism,
             "epsilon": epsilon,
             "delta": delta,

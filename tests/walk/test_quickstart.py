@@ -9,7 +9,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from support.servers import Machine, serving_process
 from support.wording import Wording, holds
 from terrine_client import Client
 from terrine_client._privacy import verify_papers
+from terrine_models.features.maps import public_features
 from terrine_models.storage.manifests import POOL_FILE
 from terrine_models.students.models import Student
 from terrine_models.tables.designed import DesignedPool
@@ -37,25 +38,35 @@ from terrine_server.planning.students import Students
 
 EPSILON = 3
 DIGITS = ("quickstart", "digits.npz", "--public", "pool.npz", "--classes", "10", "--epsilon", "3")
+FEW = 150
+"""Public rows on which no students are simulated, which takes longest."""
 TABLE = ("quickstart", "visits.csv", "--public", "survey.csv", "--label", "ill", "--epsilon", "3")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def simulate_once() -> Iterator[None]:
-    """Simulate the students of a forecast once: many runs here ask for the same ones.
+def remembering(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which does the same work once."""
+    known = dict[bytes, Any]()
 
-    What is simulated is a function of its arguments (`tests/walk/test_dry_run.py`).
-    """
-    simulate, known = forecast._simulate, dict[bytes, Any]()
-
-    def remember(*given: Any) -> Any:
-        key = sha256(pickle.dumps(given)).digest()
+    def remember(*given: Any, **named: Any) -> Any:
+        key = sha256(pickle.dumps((given, named))).digest()
         if key not in known:
-            known[key] = simulate(*given)
+            known[key] = work(*given, **named)
         return known[key]
 
+    return remember
+
+
+@pytest.fixture(scope="module", autouse=True)
+def take_the_longest_once() -> Iterator[None]:
+    """Simulate students and compare public inputs once: many runs here ask for the same ones.
+
+    Both are functions of their arguments (`tests/walk/test_dry_run.py`, `tests/models`).
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forecast, "_simulate", remember)
+        patch.setattr(forecast, "_simulate", remembering(forecast._simulate))
+        once = remembering(public_features)
+        patch.setattr("terrine_models.teachers.neighbours.public_features", once)
+        patch.setattr("terrine_models.students.models.public_features", once)
         yield
 
 
@@ -292,8 +303,8 @@ def test_what_is_made_of_the_same_people_shares_their_cap(digits: Machine) -> No
     too_much = (*DIGITS[:6], "--epsilon", 9, "--yes", "--name", "third")
     holds(digits.run(*too_much).err, "people", "room", "would")
     holds(digits.run(*too_much, "--population", "others").err, "others", "--disjoint")
-    for name, people in (("named.csv", 90), ("public.csv", 900)):
-        values = np.random.default_rng(people).random(900)
+    for name, people, count in (("named.csv", 90, 900), ("public.csv", FEW, FEW)):
+        values = np.random.default_rng(people).random(count)
         rows = (f"p{n % people},{value:.6f},{int(value > 0.5)}" for n, value in enumerate(values))
         Path(name).write_text("\n".join(["who,x,y", *rows]) + "\n")
     table = ("quickstart", "named.csv", "--public", "public.csv", "--label", "y", "--yes")
@@ -452,7 +463,7 @@ def test_whom_a_column_in_doubt_protects_is_asked_and_never_guessed(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header, *rows = Path("survey.csv").read_text().splitlines()
-    Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
+    Path("survey.csv").write_text("\n".join([header, *rows[: FEW // 2] * 2]) + "\n")
     renamed(dict.fromkeys(("visits.csv", "survey.csv"), "nr,age,weight,ward,ill"))
     schema = Path("visits-schema.json")
     asked: list[str] = []
@@ -510,7 +521,7 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
 
 def test_a_quantity_is_cut_into_classes_in_all_files(machine: Machine) -> None:
     random = np.random.default_rng(0)
-    for name, rows in (("flats", 2000), ("offers", 600), ("own", 300)):
+    for name, rows in (("flats", 2000), ("offers", FEW), ("own", 300)):
         area = random.uniform(20, 180, rows).round(5)
         rent = (8 * area + random.normal(0, 60, rows)).round(2)
         lines = [f"{a},{r},{'abc'[i % 3]}" for i, (a, r) in enumerate(zip(area, rent, strict=True))]
