@@ -66,6 +66,13 @@ def test_the_privacy_critical_code_can_be_read_in_a_day() -> None:
     assert lines <= MOST_LINES_OF_THE_PROMISE
 
 
+def test_noise_is_drawn_in_one_module() -> None:
+    drawn = re.compile(r"\.sample\(|\bentropy\(")
+    assert [f for f in PRIVACY.rglob("*.py") if drawn.search(f.read_text(encoding="utf-8"))] == [
+        PRIVACY / "noise.py"
+    ]
+
+
 @pytest.mark.parametrize("kind", [LNMax, Immutable, StableArgmax], ids=lambda kind: kind.name)
 def test_a_mechanism_that_no_default_chooses_is_named_in_three_files(kind: type) -> None:
     """Its own, the registry, and the words of the wire: to remove it is to remove these."""

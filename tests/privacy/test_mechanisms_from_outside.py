@@ -21,8 +21,10 @@ from terrine_server.labeling import strategies
 from terrine_server.labeling.strategies import mechanism_of
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import open_project, verify_project
+from terrine_server.planning.expected import Consensus, Votes, expected_outcomes
 from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Account, ParameterError, VoteOutcome, build_mechanism, cap
+from terrine_server.privacy.mechanisms.registration import NoisyTest, OutcomeLaw
 
 PAGE = Path(__file__).parents[2] / "docs/own-mechanisms.md"
 IMPORTS = """
@@ -70,6 +72,17 @@ def test_it_answers_at_the_price_of_its_events() -> None:
     assert (found.labels >= 0).sum() == found.terms.affordable(Account()) > 0
     theirs = simulate(votes, alike, 1.0, 1e-5).terms
     assert found.terms.worst.cost == pytest.approx(theirs.worst.cost, rel=1e-3)
+
+
+@pytest.mark.usefixtures("installed")
+def test_one_that_says_its_law_is_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism = build_mechanism(SPEC, teachers=250, classes=10)
+    votes = Votes.synthetic([Consensus(0.9)], teachers=250, classes=10)
+    with refuses(ParameterError, "acme.rounded"):
+        expected_outcomes(mechanism, votes)
+    law = OutcomeLaw(test=NoisyTest(votes.counts.max(axis=1), 225, 40.0))
+    monkeypatch.setattr(type(mechanism), "outcome_law", lambda *_: law, raising=False)
+    assert expected_outcomes(mechanism, votes).answered == pytest.approx(0.5, abs=0.01)
 
 
 def test_its_project_is_served_and_verified_and_verifies_without_it(
