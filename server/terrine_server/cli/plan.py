@@ -25,7 +25,7 @@ from terrine_server.planning.first_project import (
     fitted_noise,
     plan_neighbours,
 )
-from terrine_server.planning.opening import Quote
+from terrine_server.planning.opening import Quote, Spec
 from terrine_server.planning.plan import Plan, compare, plan_counts
 from terrine_server.planning.plan import plan as make_plan
 
@@ -101,11 +101,11 @@ def show_all(plans: Sequence[Plan]) -> None:
     )
     table = Table()
     several = len({each.chosen.teachers for each in plans}) > 1
-    table.add_column("mechanism")
+    table.add_column("mechanism", overflow="fold")
     for heading in (*(["teachers"] if several else []), "answered", "right", *_counts(best)):
         table.add_column(heading, justify="right")
     for each in plans:
-        chosen, name = each.chosen, mechanism_text(each.chosen.spec)
+        chosen, name = each.chosen, _breakable(each.chosen.spec)
         table.add_row(
             f"[bold]{name}[/]" if each is best else name,
             *([f"{chosen.teachers:,}"] if several else []),
@@ -156,12 +156,19 @@ def _show_publishing(found: Plan) -> None:
     )
 
 
+def _breakable(spec: Spec) -> str:
+    """Return a mechanism as text that a narrow table may break between parameters."""
+    return mechanism_text(spec).replace(",", ", ")
+
+
 def _show_by_teachers(found: Plan) -> None:
     say("The best candidate for each number of teachers:")
-    table = Table("teachers", "mechanism", "answered", "right")
-    table.add_column("answers", justify="right")
+    table = Table("teachers")
+    table.add_column("mechanism", overflow="fold")
+    for heading in ("answered", "right", "answers"):
+        table.add_column(heading, justify="right")
     for each in found.by_teachers:
-        name = mechanism_text(each.spec)
+        name = _breakable(each.spec)
         table.add_row(
             f"{each.teachers:,}",
             f"[bold]{name}[/]" if each is found.chosen else name,
