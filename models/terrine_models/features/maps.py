@@ -1071,7 +1071,7 @@ def _principal_components(
     keep = min(width, *base.shape)
     # Subspace iteration (Halko, Martinsson and Tropp, SIAM Review 2011): exact to far below what
     # matters to a teacher, and many times faster than a full decomposition.
-    subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape), seed=0)
+    subspace = _random_directions(base.shape[1], min(keep + 20, *base.shape))
     if FEATURES_PER_ROW_OF_FEW * len(base) <= base.shape[1]:
         # Products of rows are fewer than features. They have squares of what they are made of, so
         # in double precision.
@@ -1101,11 +1101,11 @@ def _blocks(rows: NDArray[Any]) -> list[NDArray[Any]]:
     return np.array_split(rows, -(-len(rows) // BLOCK_IMAGES))
 
 
-def _random_projection(inputs: InputSpec, width: int, seed: int = 0) -> FeatureMap:
+def _random_projection(inputs: InputSpec, width: int) -> FeatureMap:
     base = base_of(inputs)
     size = _base_size(base, inputs)
-    basis = _random_directions(size, min(width, size), seed).copy()
-    spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=seed)
+    basis = _random_directions(size, min(width, size)).copy()
+    spec = FeatureSpec(base=base, projection="random", components=basis.shape[1], seed=0)
     if base == "coloured_gradients":
         basis[-colours_width(inputs.shape[2]) :] *= COLOUR_WEIGHT
     return FeatureMap(spec, inputs, {"mean": np.zeros(size, np.float32), "basis": basis})
@@ -1118,9 +1118,9 @@ def _orthonormal(columns: NDArray[Any]) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=8)
-def _random_directions(size: int, count: int, seed: int) -> Floats:
+def _random_directions(size: int, count: int) -> Floats:
     """An orthonormal basis [size, count] of a uniformly random subspace."""
-    random = np.random.Generator(np.random.Philox(seed))
+    random = np.random.Generator(np.random.Philox(0))
     basis: Floats = np.linalg.qr(random.standard_normal((size, count), dtype=np.float32))[0]
     basis.flags.writeable = False
     return basis

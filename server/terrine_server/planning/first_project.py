@@ -135,7 +135,6 @@ class NeighbourPlan:
     """Units within a query's radius."""
     sigma: float
     queries: int
-    norm: int
     allowance: int
     """A, in units of ‖v‖²."""
     retired: float
@@ -178,30 +177,28 @@ def plan_neighbours(
     queries: int,
     epsilon: float,
     delta: float,
-    norm: int = 1,
 ) -> NeighbourPlan:
     """Choose noise and allowance for `queries`. `spent`: float[S], ‖v‖² of a stand-in in a query.
 
-    On average over queries like those that will be asked. Raises `ParameterError` if no noise that
-    can be drawn lets enough units vote to the end.
+    On average over queries like those that will be asked; no vote has a larger ‖v‖ than 1. Raises
+    `ParameterError` if no noise that can be drawn lets enough units vote to the end.
     """
 
     def allowed(sigma: float) -> int:
-        conversion = split_delta([NeighbourCounts(sigma, norm)], delta).conversion
+        conversion = split_delta([NeighbourCounts(sigma, norm=1)], delta).conversion
         try:
-            return find_allowance(sigma, norm, queries, epsilon, conversion)[1].most
+            return find_allowance(sigma, 1, queries, epsilon, conversion)[1].most
         except ParameterError:
             return 0  # not a single vote
 
     in_all = spent * queries
-    wanted = max(norm**2, int(np.quantile(in_all, LASTING_SHARE)))
+    wanted = max(1, int(np.quantile(in_all, LASTING_SHARE)))
     sigma = _least_sigma(lambda sigma: allowed(sigma) >= wanted, f"{queries:,} queries", epsilon)
     most = allowed(sigma)
     return NeighbourPlan(
         near=max(1, round(near)),
         sigma=sigma,
         queries=queries,
-        norm=norm,
         allowance=most,
         retired=float((in_all > most - 1).mean()),
         votes=float(np.minimum(in_all, most).mean() / queries * units),
@@ -450,8 +447,7 @@ class FirstProject(Setting):
         plan = self.neighbours
         if plan is None:
             return {"name": "noisy_votes", "sigma": self.sigma}
-        norm = {} if plan.norm == 1 else {"norm": plan.norm}
-        return {"name": "neighbours", "sigma": self.sigma, "queries": plan.queries, **norm}
+        return {"name": "neighbours", "sigma": self.sigma, "queries": plan.queries}
 
     @property
     def mechanism(self) -> Mechanism:
