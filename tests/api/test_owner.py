@@ -132,16 +132,16 @@ def test_invalid_terms_open_no_project(terrine_server: RunningServer, call: Call
 
     confident = {"threshold": 25, "sigma1": 8.0, "sigma2": 4.0}
     cases: list[tuple[dict[str, Any], str]] = [
-        (mechanism("gnmax", sigma=0), "invalid-request"),
-        (mechanism("gnmax", sigma=-1), "invalid-request"),
+        (mechanism("gnmax", sigma=0), "invalid-terms"),
+        (mechanism("gnmax", sigma=-1), "invalid-terms"),
         (mechanism("gnmax", sigma=1e-3), "invalid-terms"),
         (mechanism("gnmax", sigma=1e9), "invalid-terms"),
         (mechanism("gnmax"), "invalid-request"),
         (mechanism("gnmax", sigma=4, gamma=1), "invalid-request"),
         (mechanism("votes"), "invalid-request"),
-        (mechanism("lnmax", gamma=0), "invalid-request"),
+        (mechanism("lnmax", gamma=0), "invalid-terms"),
         (mechanism("confident_gnmax", **confident | {"threshold": 41}), "invalid-terms"),
-        (mechanism("confident_gnmax", **confident | {"threshold": -1}), "invalid-request"),
+        (mechanism("confident_gnmax", **confident | {"threshold": -1}), "invalid-terms"),
         (mechanism("immutable", c=1), "invalid-terms"),
         (mechanism("immutable", c=1, sigma=4, gamma=1), "invalid-terms"),
         (mechanism("immutable", c=1, gamma=0.2, pricing="as_published"), "invalid-request"),

@@ -48,8 +48,11 @@ SLOW = {
     "-k 'postgresql or test_publishing'",
     "terrine_server.ledger": "ledger/test_tampering.py ledger/test_between.py "
     "-k 'not postgresql and not test_no_value'",
-    "terrine_server.privacy.budget": "privacy/test_terms.py privacy/test_publishing_terms.py "
-    "ledger/test_publishing.py -k 'not postgresql'",
+    **dict.fromkeys(
+        (f"terrine_server.privacy.{name}" for name in ("budget", "rules", "prices", "allowance")),
+        "privacy/test_terms.py privacy/test_publishing_terms.py ledger/test_publishing.py "
+        "-k 'not postgresql'",
+    ),
     "terrine_server.privacy.published": "ledger/test_publishing.py "
     "privacy_data_dependent -k 'not postgresql'",
     "terrine_server.privacy": "ledger/test_publishing.py addons/audit/test_ledger_audit.py "
