@@ -245,7 +245,7 @@ BETWEEN: dict[str, list[str]] = {
     "privacy/numbers.py": ["full_tallies", "check_counts_shape"],
     "privacy/published.py": ["places", "values", "_statistic", "union_bound"],
     "labeling/voters.py": ["get_full_tallies", "record_weights", "_check_weights"],
-    "labeling/strategies.py": ["vote", "release"],
+    "labeling/strategies.py": ["vote"],
     "labeling/pipeline.py": ["_draw", "_select_rows"],
 }
 """The functions of each module, or all of it, that handle votes."""

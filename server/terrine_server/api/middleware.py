@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 from uuid import uuid4
 
@@ -91,8 +91,9 @@ class RequestMiddleware:
         if self.settings.path_prefix:
             # A server's own `root_path` would be put before every path, which a proxy may pass on.
             scope["root_path"] = self.settings.path_prefix
-        headers = dict(scope["headers"])
-        request_id = _request_id(headers.get(b"x-request-id", b""))
+        sent = dict(scope["headers"])
+        offered = sent.get(b"x-request-id", b"").decode("latin-1")
+        request_id = offered if REQUEST_ID.fullmatch(offered) else uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         connection: Connection | None = scope["state"].get(CONNECTION)
         status = 0
@@ -101,16 +102,22 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
+                headers = [
                     *message["headers"],
                     (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    *self._allowance(scope["state"].get("left")),
                 ]
-                if not any(name == b"cache-control" for name, _ in message["headers"]):
-                    message["headers"] = [*message["headers"], (b"cache-control", b"no-store")]
+                left = scope["state"].get("left")
+                if left is not None:
+                    # What the caller's token may still ask: draft-ietf-httpapi-ratelimit-headers.
+                    limit = self.settings.requests_per_minute
+                    headers.append((b"ratelimit-policy", f'"requests";q={limit};w=60'.encode()))
+                    headers.append((b"ratelimit", f'"requests";r={left}'.encode()))
+                if b"cache-control" not in dict(headers):
+                    headers.append((b"cache-control", b"no-store"))
                 if connection is not None and connection.stopping:
-                    message["headers"] = [*message["headers"], CLOSE]
+                    headers.append(CLOSE)
+                message["headers"] = headers
             await send(message)
 
         with (
@@ -128,7 +135,7 @@ class RequestMiddleware:
             try:
                 refusal = exchange.refuse_framing()
                 if refusal is None:
-                    refusal = await self._admit(scope, headers, slot)
+                    refusal = await self._admit(scope, sent, slot)
                 if refusal is None:
                     refusal = await exchange.run(self._run_routes, self.held, slot.owner)
                 if refusal is not None:
@@ -153,13 +160,6 @@ class RequestMiddleware:
                 await response(scope, receive, send_named)
             finally:
                 self._record(scope, status, time.perf_counter() - started)
-
-    def _allowance(self, left: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what the caller's token may still ask (draft-ietf-httpapi-ratelimit-headers)."""
-        if left is not None:
-            limit = self.settings.requests_per_minute
-            yield b"ratelimit-policy", f'"requests";q={limit};w=60'.encode()
-            yield b"ratelimit", f'"requests";r={left}'.encode()
 
     async def _admit(
         self, scope: Scope, headers: Mapping[bytes, bytes], slot: Slot
@@ -270,8 +270,3 @@ def answer_malformed(metrics: Metrics, settings: Settings) -> Response:
 
 
 METHODS = {"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"}
-
-
-def _request_id(offered: bytes) -> str:
-    text = offered.decode("latin-1")
-    return text if REQUEST_ID.fullmatch(text) else uuid4().hex

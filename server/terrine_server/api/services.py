@@ -70,8 +70,10 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
     A misspelt filter must not become no filter.
     """
-    names = {field.alias for field in request.scope["route"].dependant.query_params}
     given = [name for name, _ in request.query_params.multi_items()]
+    if not given:
+        return
+    names = {field.alias for field in request.scope["route"].dependant.query_params}
     errors = [
         {"loc": ("query", name), "msg": "Given twice" if name in names else "No such parameter"}
         for name in dict.fromkeys(given)

@@ -291,7 +291,7 @@ class Labeling:
         probabilities = _select_rows([ask.probabilities for ask in asks], voted)
         baselines = _select_rows([ask.baselines for ask in asks], voted)
         with self._metrics.stage("release"):
-            released = strategy.release(vote.counts, probabilities)
+            released = strategy.mechanism.release(vote.counts, probabilities)
             places: list[tuple[int, ...]] = [()] * len(voted)
             if project.terms.schedule is not None:
                 for outcome in strategy.mechanism.events():

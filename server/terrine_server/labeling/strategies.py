@@ -1,6 +1,6 @@
 """How the votes of a project are taken and released: its mechanism and its ensemble decide that.
 
-Votes exist only in memory, from `VoteStrategy.vote` to `VoteStrategy.release`, and nowhere else.
+Votes exist only in memory, from `VoteStrategy.vote` to `Mechanism.release`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from terrine_server.privacy import (
     Mechanism,
     Neighbours,
     ParameterError,
-    Released,
     build_mechanism,
 )
 from terrine_server.privacy.mechanisms.base import canonical_probabilities
@@ -109,10 +108,6 @@ class VoteStrategy:
         """
         counts = get_full_tallies(self.voters, self.project.ensemble, queries)
         return Vote(range(len(queries)), counts)
-
-    def release(self, counts: np.ndarray, probabilities: np.ndarray | None) -> Released:
-        """Draw the outcomes of votes `[v, m]`, and of the probabilities that came with them."""
-        return self.mechanism.release(counts, probabilities)
 
     def exhausted_shares(self, queries: np.ndarray, shadows: Accounts | None) -> list[float]:
         """Return for each query which share of the public rows near it could not vote any more.
