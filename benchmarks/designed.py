@@ -46,7 +46,12 @@ from terrine_models.tables.designed import (
 )
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.shards import unit_count
-from terrine_server.planning.first_project import DESIGNED_ROWS, FirstProject, Setting
+from terrine_server.planning.first_project import (
+    DESIGNED_ROWS,
+    DesignedProject,
+    FirstProject,
+    Setting,
+)
 from terrine_server.privacy import ParameterError
 
 CUTS = np.linspace(0.02, 0.98, 97)
@@ -150,11 +155,10 @@ def first_of_pool(public: Dataset, setting: Setting) -> tuple[PublicData, FirstP
 
 
 def release_margins(
-    private: Dataset, questions: Sequence[Question], first: FirstProject, seed: int
+    private: Dataset, questions: Sequence[Question], first: DesignedProject, seed: int
 ) -> Margins:
     """Release the histograms of the columns, as a project of them does."""
-    if (plan := first.release) is None:
-        raise ValueError("nothing is designed")
+    plan = first.release
     counts = count_cells(questions, private, seed)
     noisy = plan.add_noise(counts, np.random.default_rng(seed).bytes)
     return Margins.of_counts(questions, noisy, sigma=plan.sigma, units=first.units)

@@ -19,7 +19,7 @@ from terrine_models.tables.designed import NATURAL_ROWS, Margins, digest_schema,
 from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.proposal import propose_schema
 from terrine_server.planning import forecast
-from terrine_server.planning.first_project import Setting
+from terrine_server.planning.first_project import DesignedProject, NeighbourProject, Setting
 from terrine_server.planning.forecast import Forecast, Option, compare_options
 from terrine_server.planning.opening import choose
 from terrine_server.planning.students import (
@@ -140,11 +140,12 @@ def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(tmp_pat
     assert found.first.option == "designed rows"
     assert by_name(found)["trained teachers"].worse
     first = found.first
-    assert first.release is not None
+    assert isinstance(first, DesignedProject)
     assert first.epsilon == first.terms.epsilon == 0.5, "histograms and votes together"
     assert first.share == pytest.approx(first.terms.cap_budget / first.cap.budget)
     untried = of_table(sample, labelled=False)
-    assert all(each.first.release is None for each in untried.options), "nothing tells how good"
+    tried = [isinstance(each.first, DesignedProject) for each in untried.options]
+    assert not any(tried), "nothing tells how good"
 
 
 def test_designed_rows_are_not_chosen_where_numbers_go_together(tmp_path: Path) -> None:
@@ -177,7 +178,6 @@ def test_designed_rows_show_stand_ins_as_the_release_would_show_private_people(
     known = {row.tobytes() for row in sample.inputs[draw.own]}
     assert all(row.tobytes() in known for row in pool.natural), "public rows, and none that tests"
     assert len(pool.natural) == min(NATURAL_ROWS, len(draw.own))
-    assert first.release is not None
     spread = 5 * first.release.sigma
     [counts] = released
     share = sample.labels[draw.own].mean()
@@ -430,7 +430,7 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
             ("neighbours", False),
         ], "√(4,000 · 133) votes against 1,000 teachers"
     many = Setting.of(units=1_000_000, rows=20_000, classes=2, epsilon=1)
-    assert chosen(public(1_000), many, labelled=False).first.neighbours is not None
+    assert chosen(public(1_000), many, labelled=False).first.option == "neighbours"
 
 
 def test_without_labels_what_noise_drowns_by_every_option_is_refused_and_told_what_would_do() -> (
@@ -474,10 +474,12 @@ def test_what_is_not_labelled_does_not_matter() -> None:
 
 
 def test_people_stand_in_with_all_their_records() -> None:
-    alone = by_name(chosen(public(800), labelled=False))["neighbours"].first.neighbours
+    alone = by_name(chosen(public(800), labelled=False))["neighbours"].first
     found = by_name(chosen(public(800, people=200), people=True))["neighbours"]
     assert found.students is not None
-    of_people = found.first.neighbours
-    assert alone is not None
-    assert of_people is not None
-    assert of_people.allowance > 2 * alone.allowance, "whoever has four records is near more often"
+    of_people = found.first
+    assert isinstance(alone, NeighbourProject)
+    assert isinstance(of_people, NeighbourProject)
+    assert of_people.neighbours.allowance > 2 * alone.neighbours.allowance, (
+        "whoever has four records is near more often"
+    )

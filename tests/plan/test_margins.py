@@ -54,7 +54,6 @@ def test_histograms_and_votes_together_cost_the_budget_that_was_asked(
     setting = Setting.of(units=units, rows=DESIGNED_ROWS[0], classes=2, epsilon=epsilon)
     first = setting.of_designed(cells=[70] * questions, schema_sha256=SCHEMA)
     terms, release = first.terms, first.release
-    assert release is not None
     assert (terms.epsilon, terms.delta) == (epsilon, first.delta) == (epsilon, setting.delta)
     assert terms.affordable(terms.start) >= first.rows
     share = terms.start.spent / terms.budget

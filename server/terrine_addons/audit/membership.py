@@ -51,6 +51,7 @@ from terrine_models.teachers.training import train_ensemble
 from terrine_server.planning.first_project import (
     FirstProject,
     NeighbourPlan,
+    NeighbourProject,
     Setting,
     max_detection_rate,
     max_guess_accuracy,
@@ -169,7 +170,7 @@ class Material:
         wrong = _list_wrong_labels(true, pool)
         taken = set[int]()
         owner = np.arange(len(kept))
-        if project.neighbours is None:
+        if not isinstance(project, NeighbourProject):
             owner = teacher_of(len(kept), project.teachers, seed=0)
 
         def take(candidates: Ints, most: int) -> list[int]:
@@ -376,8 +377,10 @@ class Students:
 
 def voters_of(material: Material) -> Voters:
     """Return what votes for the records of a world, by the kind of the project."""
-    plan = material.project.neighbours
-    return _Teachers.of(material) if plan is None else _Units.of(material, plan)
+    project = material.project
+    if isinstance(project, NeighbourProject):
+        return _Units.of(material, project.neighbours)
+    return _Teachers.of(material)
 
 
 def teach_students(
@@ -438,7 +441,7 @@ def _teach(
 def _answer(project: FirstProject, voters: Voters, first: Bools, entropy: Entropy) -> Answers:
     """Return what the project answers on the pool. Raises ParameterError if that is nothing."""
     votes = voters.votes(first)
-    if project.neighbours is None:
+    if not isinstance(project, NeighbourProject):
         found = simulate(
             votes,
             project.mechanism,

@@ -44,6 +44,7 @@ from terrine_server.planning.expected import (
     expected_outcomes,
 )
 from terrine_server.planning.first_project import (
+    FirstProject,
     NeighbourPlan,
     Setting,
     default_delta,
@@ -302,8 +303,9 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
     )
     if facts.kind == NEIGHBOURS:
         found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
-        first, chosen = setting.of_neighbours(found), {"queries": str(rows)}
-        chosen |= {"votes": f"{found.votes:,.0f}", "retired": f"{found.retired:.0%}"}
+        first: FirstProject = setting.of_neighbours(found)
+        chosen = {"queries": str(rows), "votes": f"{found.votes:,.0f}"}
+        chosen |= {"retired": f"{found.retired:.0%}"}
     else:
         first, chosen = setting.of_teachers(facts.teachers), {}
     if first.too_noisy:

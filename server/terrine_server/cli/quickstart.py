@@ -33,6 +33,7 @@ from terrine_server.cli.options import Yes
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_ledger
+from terrine_server.planning.first_project import DesignedProject, NeighbourProject
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.quickstart.choice import Choice, Membership, check_above_chance, choose
 from terrine_server.quickstart.dialogue import (
@@ -347,7 +348,8 @@ def _open(
     if not anyway:
         check_above_chance(choice.forecast, data.schema)
     record = open_first_project(choice, records, ledger, settings, owner)
-    if owner.verbose and not isinstance(given, SchemaAlone) and choice.first.release is None:
+    designed = isinstance(choice.first, DesignedProject)
+    if owner.verbose and not isinstance(given, SchemaAlone) and not designed:
         _show_commands(private, given, settings, choice)
     return record
 
@@ -359,7 +361,7 @@ def _show_commands(
     first, registered, schema = choice.first, choice.register, choice.data.schema
     name, budget = registered.name, ["--delta", f"{first.delta:g}"]
     made: list[object] = ["ensemble", "train", private, "--teachers", first.teachers]
-    if first.neighbours is not None:
+    if isinstance(first, NeighbourProject):
         made[3:] = ["--kind", f"neighbours:near={first.neighbours.near}"]
     made += ["--name", name, "--public", given.public]
     register: list[object] = ["ensemble", "register", name]

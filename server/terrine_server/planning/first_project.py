@@ -18,7 +18,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -361,93 +361,57 @@ class Setting:
         far = many > MAX_STEP_BETWEEN_TEACHERS * usual
         return tuple(sorted({usual, *([round(math.sqrt(usual * many))] if far else []), many}))
 
-    def of_teachers(self, teachers: int, release: Histograms | None = None) -> FirstProject:
+    def of_teachers(self, teachers: int) -> FirstProject:
         """Return a project of so many trained teachers, with noisy counts of their votes.
 
-        `release`: what it begins with. Raises `ParameterError` if their noise cannot be drawn.
+        Raises `ParameterError` if their noise cannot be drawn.
         """
-        budget = self.epsilon, self.delta
-        sigma = sigma_for_rows(self.rows, teachers, self.classes, *budget, release)
-        first = FirstProject(**vars(self), teachers=teachers, sigma=sigma, release=release)
-        return first._reserving()
+        sigma = sigma_for_rows(self.rows, teachers, self.classes, self.epsilon, self.delta)
+        return FirstProject(**vars(self), teachers=teachers, sigma=sigma).reserving()
 
-    def of_neighbours(self, plan: NeighbourPlan) -> FirstProject:
+    def of_neighbours(self, plan: NeighbourPlan) -> NeighbourProject:
         """Return a project of units that vote themselves. Raises `ParameterError` likewise."""
-        first = FirstProject(**vars(self), teachers=self.units, sigma=plan.sigma, neighbours=plan)
-        return first._reserving()
+        given = vars(self) | {"teachers": self.units, "sigma": plan.sigma}
+        return NeighbourProject(**given, neighbours=plan).reserving()
 
-    def of_designed(self, *, cells: Sequence[int], schema_sha256: str) -> FirstProject:
+    def of_designed(self, *, cells: Sequence[int], schema_sha256: str) -> DesignedProject:
         """Return a project of teachers that are asked rows designed from a schema, not public ones.
 
         It begins with histograms of so many cells each, which take a share of its budget. There
         are as many rows as noise that can be drawn pays for. Raises `ParameterError` likewise.
         """
-        release = plan_histograms(cells, schema_sha256, self.epsilon, self.delta)
+        budget = self.epsilon, self.delta
+        release = plan_histograms(cells, schema_sha256, *budget)
         teachers = self.numbers_of_teachers[-1]
         for rows in DESIGNED_ROWS:
             try:
-                return replace(self, rows=rows).of_teachers(teachers, release)
+                sigma = sigma_for_rows(rows, teachers, self.classes, *budget, release)
             except ParameterError as error:
                 why = error
+            else:
+                given = vars(self) | {"rows": rows, "teachers": teachers, "sigma": sigma}
+                return DesignedProject(**given, release=release).reserving()
         raise why
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstProject(Setting):
-    """A project and its ensemble's cap."""
+    """A project and its ensemble's cap: of trained teachers, with noisy counts on public rows."""
 
+    option: ClassVar[str] = "trained teachers"
+    """How the records are asked."""
     teachers: int
     """Of neighbours, the units."""
     sigma: float
-    share: float = 0
-    """Of the cap, that the project reserves."""
-    neighbours: NeighbourPlan | None = None
-    """None: teachers are trained."""
-    confident: Spec | None = None
-    """Of labels alone; None: noisy counts."""
     pass_rate: float | None = None
     """The share of queries that are expected to get a label, by which prices are divided."""
-    release: Histograms | None = None
-    """What it begins with, and of what the rows are designed; None: the rows are public."""
-
-    def of_confident(self, spec: Spec, pass_rate: float) -> FirstProject:
-        """Return the same of teachers that answer, with labels alone, where they mostly agree.
-
-        A new cap is in Rényi DP, where a test and its maximum are priced together. Prices are
-        divided by the share of queries that a simulation answered, unless without it each row is
-        certain to be paid for. Raises `ParameterError` if the budget pays for no query.
-        """
-        limit = self.cap
-        if not self.joins:
-            limit = cap(limit.epsilon, self.delta, cap_order(limit.epsilon, self.delta))
-        first = replace(self, confident=spec, cap=limit, pass_rate=None)
-        if first.terms.affordable(first.terms.start) < first.rows:
-            first = replace(first, pass_rate=pass_rate)
-        return first._reserving()
-
-    def _reserving(self) -> FirstProject:
-        terms, limit = self.terms, self.cap
-        share = max(terms.cap_budget / limit.budget, terms.delta_budget / limit.delta_budget)
-        return replace(self, share=share)
-
-    @property
-    def option(self) -> str:
-        """How the records are asked."""
-        if self.release is not None:
-            return "designed rows"
-        if self.confident is not None:
-            return "confident answers"
-        return "trained teachers" if self.neighbours is None else "neighbours"
+    share: float = 0
+    """Of the cap, that the project reserves."""
 
     @property
     def spec(self) -> dict[str, object]:
         """The specification of the mechanism that the project is opened with."""
-        if self.confident is not None:
-            return dict(self.confident)
-        plan = self.neighbours
-        if plan is None:
-            return {"name": "noisy_votes", "sigma": self.sigma}
-        return {"name": "neighbours", "sigma": self.sigma, "queries": plan.queries}
+        return {"name": "noisy_votes", "sigma": self.sigma}
 
     @property
     def mechanism(self) -> Mechanism:
@@ -457,26 +421,22 @@ class FirstProject(Setting):
     @property
     def terms(self) -> Terms:
         """What the project is opened under."""
-        return choose(
-            self.mechanism,
-            self.epsilon,
-            self.delta,
-            cap_rule=self.cap.rule,
-            pass_rate=self.pass_rate,
-            release=None if self.release is None else self.release.spec,
-        ).terms
+        return self._terms_with(None)
+
+    def reserving(self) -> Self:
+        """Return it with its share. Raises `ParameterError` if the budget pays for no query."""
+        terms, limit = self.terms, self.cap
+        share = max(terms.cap_budget / limit.budget, terms.delta_budget / limit.delta_budget)
+        return replace(self, share=share)
 
     def price(self, epsilon: float) -> Terms:
         """Return the terms with another ε. Raises `ParameterError` if it pays for nothing."""
-        release = self.release
-        if release is not None:
-            release = plan_histograms(release.cells, release.schema_sha256, epsilon, self.delta)
-        return replace(self, epsilon=epsilon, release=release).terms
+        return replace(self, epsilon=epsilon).terms
 
     @property
     def votes(self) -> float:
         """Votes on a query, of each teacher or of the units that are near and not exhausted."""
-        return self.teachers if self.neighbours is None else self.neighbours.votes
+        return self.teachers
 
     @property
     def fitted_noise(self) -> float:
@@ -488,3 +448,80 @@ class FirstProject(Setting):
         """Whether so much noise is left, fitted to few features, that little is learned."""
         noise = fitted_noise(self.rows, self.votes, self.sigma, FITTED_FEATURES)
         return noise > MAX_FITTED_NOISE
+
+    def of_confident(self, spec: Spec, pass_rate: float) -> ConfidentProject:
+        """Return the same of teachers that answer, with labels alone, where they mostly agree.
+
+        A new cap is in Rényi DP, where a test and its maximum are priced together. Prices are
+        divided by the share of queries that a simulation answered, unless without it each row is
+        certain to be paid for. Raises `ParameterError` if the budget pays for no query.
+        """
+        limit = self.cap
+        if not self.joins:
+            limit = cap(limit.epsilon, self.delta, cap_order(limit.epsilon, self.delta))
+        given = vars(self) | {"cap": limit, "pass_rate": None, "confident": spec}
+        first = ConfidentProject(**given)
+        if first.terms.affordable(first.terms.start) < first.rows:
+            first = replace(first, pass_rate=pass_rate)
+        return first.reserving()
+
+    def _terms_with(self, release: Histograms | None) -> Terms:
+        return choose(
+            self.mechanism,
+            self.epsilon,
+            self.delta,
+            cap_rule=self.cap.rule,
+            pass_rate=self.pass_rate,
+            release=None if release is None else release.spec,
+        ).terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourProject(FirstProject):
+    """The same of units that vote themselves, each on what is near."""
+
+    option: ClassVar[str] = "neighbours"
+    neighbours: NeighbourPlan
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """See `FirstProject`."""
+        return {"name": "neighbours", "sigma": self.sigma, "queries": self.neighbours.queries}
+
+    @property
+    def votes(self) -> float:
+        """See `FirstProject`."""
+        return self.neighbours.votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidentProject(FirstProject):
+    """The same of trained teachers that answer with labels alone, where they mostly agree."""
+
+    option: ClassVar[str] = "confident answers"
+    confident: Spec
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """See `FirstProject`."""
+        return dict(self.confident)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesignedProject(FirstProject):
+    """The same of trained teachers that are asked rows designed from a schema."""
+
+    option: ClassVar[str] = "designed rows"
+    release: Histograms
+    """What it begins with, and of what the rows are designed."""
+
+    @property
+    def terms(self) -> Terms:
+        """See `FirstProject`."""
+        return self._terms_with(self.release)
+
+    def price(self, epsilon: float) -> Terms:
+        """See `FirstProject`. Its histograms take the same share of another ε."""
+        known = self.release
+        release = plan_histograms(known.cells, known.schema_sha256, epsilon, self.delta)
+        return replace(self, epsilon=epsilon, release=release).terms

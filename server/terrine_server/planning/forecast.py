@@ -21,7 +21,10 @@ from terrine_server.planning.expected import Votes
 from terrine_server.planning.first_project import (
     FITTED_FEATURES,
     MAX_FITTED_NOISE,
+    ConfidentProject,
+    DesignedProject,
     FirstProject,
+    NeighbourProject,
     Setting,
     default_near,
     has_less_noise,
@@ -157,7 +160,7 @@ def _list_teacher_projects(setting: Setting) -> list[FirstProject]:
 
 def _find_neighbour_project(
     setting: Setting, sample: Dataset, pool: PublicData
-) -> FirstProject | None:
+) -> NeighbourProject | None:
     """Return the project of neighbours; None if its noise cannot be drawn."""
     own, asked = split_records(sample, seed=0)
     near = default_near(
@@ -195,7 +198,7 @@ def forecast_design(setting: Setting, schema: TableSchema) -> Forecast:
     return Forecast((Option(first, None),), None)
 
 
-def _find_designed_project(setting: Setting, schema: TableSchema | None) -> FirstProject | None:
+def _find_designed_project(setting: Setting, schema: TableSchema | None) -> DesignedProject | None:
     """Return the project of rows designed from a schema; None without one, or if it cannot be."""
     try:
         return None if schema is None else _design(setting, schema)
@@ -203,19 +206,19 @@ def _find_designed_project(setting: Setting, schema: TableSchema | None) -> Firs
         return None
 
 
-def _design(setting: Setting, schema: TableSchema) -> FirstProject:
+def _design(setting: Setting, schema: TableSchema) -> DesignedProject:
     cells = [each.cells for each in margin_questions(schema)]
     return setting.of_designed(cells=cells, schema_sha256=digest_schema(schema))
 
 
 def _sort_by_noise(
-    trained: list[FirstProject], neighbours: FirstProject | None
+    trained: list[FirstProject], neighbours: NeighbourProject | None
 ) -> list[FirstProject]:
     """Return trained teachers and neighbours, those first whose votes should have less noise.
 
     Not by how many neighbours still vote in the end, of which few stand-ins tell too little.
     """
-    if neighbours is None or neighbours.neighbours is None:
+    if neighbours is None:
         return trained
     units, near = neighbours.units, neighbours.neighbours.near
     quiet = not trained or has_less_noise(units, near, trained[-1].teachers)
@@ -229,7 +232,7 @@ def _suggest_larger(best: FirstProject) -> str:
     root.
     """
     times = best.fitted_noise * FITTED_FEATURES**0.5 / MAX_FITTED_NOISE
-    more = best.units * times ** (1 if best.neighbours is None else 2)
+    more = best.units * times ** (2 if isinstance(best, NeighbourProject) else 1)
     step = 10 ** max(0, math.floor(math.log10(more)) - 1)
     return (
         f"Too small: of {best.units:,} private units, at ε = {best.epsilon:g} noise would "
@@ -244,8 +247,8 @@ def _simulate(
     sample: Dataset,
     pool: PublicData,
     trained: Sequence[FirstProject],
-    neighbours: FirstProject | None,
-    designed: FirstProject | None,
+    neighbours: NeighbourProject | None,
+    designed: DesignedProject | None,
 ) -> tuple[list[_Taught], Students] | None:
     """Simulate a student of each option in each draw. None if there are too few records.
 
@@ -256,7 +259,7 @@ def _simulate(
         return None
     draws = [Draw.of(sample, seed) for seed in range(DRAWS)]
     options, by_teachers, polls = list[_Taught](), list[_Taught](), list[Poll | None]()
-    if neighbours is not None and neighbours.neighbours is not None:
+    if neighbours is not None:
         units, near = neighbours.units, neighbours.neighbours
         asked = [ask_units(draw, pool, near, units) for draw in draws]
         every, half = (
@@ -293,7 +296,7 @@ def _simulate(
     return options, Students([draw.learn(each, 0) for draw, each in zip(draws, true, strict=True)])
 
 
-def _choose_confident(draw: Draw, poll: Poll, first: FirstProject) -> FirstProject | None:
+def _choose_confident(draw: Draw, poll: Poll, first: FirstProject) -> ConfidentProject | None:
     """Return the confident answers that promise the most right ones; None if none is paid for."""
     votes = scale_votes(poll.votes[:TRIED_ROWS], first.teachers)
     labels = draw.sample.labels[draw.learned[:TRIED_ROWS]]

@@ -36,7 +36,7 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.first_project import FirstProject, NeighbourPlan
+from terrine_server.planning.first_project import DesignedProject, FirstProject, NeighbourPlan
 from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
@@ -459,7 +459,7 @@ def _cast_votes(
         return ensemble.votes(asked), ensemble.manifest.teacher.matches_prior
 
 
-def ask_designed(draw: Draw, first: FirstProject) -> tuple[Draw, Poll] | None:
+def ask_designed(draw: Draw, first: DesignedProject) -> tuple[Draw, Poll] | None:
     """Release histograms of the stand-ins, and let their teachers vote on rows designed from these.
 
     All teach, as none of the rows is one of theirs; counts are as high as private ones would be.
@@ -468,7 +468,7 @@ def ask_designed(draw: Draw, first: FirstProject) -> tuple[Draw, Poll] | None:
     own, schema = select_records(draw.sample, draw.own), draw.sample.encoding
     records = max(1, round(first.units / first.teachers * len(own) / unit_count(own)))
     teachers = min(2 * MAX_TEACHERS, first.teachers, len(own) // records)
-    if schema is None or first.release is None or teachers < MIN_TEACHERS:
+    if schema is None or teachers < MIN_TEACHERS:
         return None
     questions = margin_questions(schema)
     random = np.random.default_rng(draw.seed)

@@ -17,7 +17,7 @@ from terrine_server.ledger import (
     choose_population,
 )
 from terrine_server.owner.operations import suggest_room
-from terrine_server.planning.first_project import FirstProject, Setting
+from terrine_server.planning.first_project import DesignedProject, FirstProject, Setting
 from terrine_server.planning.forecast import Forecast, compare_options, forecast_design
 from terrine_server.quickstart.dialogue import Owner, QuickstartError
 from terrine_server.quickstart.records import ProjectData, PublicRows
@@ -100,7 +100,7 @@ def choose(
         register = register.model_copy(update=cap)
     else:
         membership.check(register.name, first, by_person=data.person is not None)
-    if first.release is not None and isinstance(data.asked, PublicRows):
+    if isinstance(first, DesignedProject) and isinstance(data.asked, PublicRows):
         owner.note(
             f"Published with the project: up to {NATURAL_ROWS:,} of the public rows, by which its "
             "student says a class about as often as it occurs."

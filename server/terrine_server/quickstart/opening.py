@@ -30,7 +30,12 @@ from terrine_server.owner.operations import (
     register_ensemble,
 )
 from terrine_server.owner.sign_in import Tokens, load_token_key
-from terrine_server.planning.first_project import FirstProject, label_mechanisms
+from terrine_server.planning.first_project import (
+    DesignedProject,
+    FirstProject,
+    NeighbourProject,
+    label_mechanisms,
+)
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.releases import Histograms
 from terrine_server.progress import teachers_bar
@@ -102,7 +107,7 @@ def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
     manifest = load_manifest(directory)
     have = manifest.teachers, manifest.units, manifest.input, manifest.classes
     by_units = manifest.teacher.kind == "neighbours"
-    wanted = None if first.release is None else first.release.spec
+    wanted = first.release.spec if isinstance(first, DesignedProject) else None
     begins = None if manifest.release is None else manifest.release.model_dump(mode="json")
     if begins is not None and wanted is not None and begins != wanted:
         raise QuickstartError(
@@ -110,7 +115,7 @@ def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
             "that it was made with. Change it back, or choose another --name."
         )
     same = have == (first.teachers, first.units, private.spec, private.classes)
-    if not same or by_units != bool(first.neighbours) or begins != wanted:
+    if not same or by_units != isinstance(first, NeighbourProject) or begins != wanted:
         raise QuickstartError(
             f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units, "
             f"of the kind {manifest.teacher.kind}. Choose another --name, or give the data that "
@@ -125,7 +130,7 @@ def _make_ensemble(
     first, asked, name = choice.first, choice.data.asked, choice.register.name
     key = records_key(settings, make=True)
     public = asked.pool if isinstance(asked, PublicRows) else None
-    if first.neighbours is not None and public is not None:
+    if isinstance(first, NeighbourProject) and public is not None:
         _ask(f"Copy the records, as points with labels, to {directory}?", owner)
         near = NeighbourSettings(near=first.neighbours.near)
         with owner.console.status("Placing the records"):
@@ -133,7 +138,7 @@ def _make_ensemble(
         return
     _ask(f"Train {first.teachers:,} teachers in {directory}?", owner)
     pool = release = None
-    if first.release is not None:
+    if isinstance(first, DesignedProject):
         pool = _design_rows(private, public, first.release, first.rows, directory)
         release = HistogramRelease.model_validate(first.release.spec)
     with teachers_bar(owner.console, first.teachers) as on_trained:

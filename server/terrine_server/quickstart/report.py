@@ -8,7 +8,13 @@ import numpy as np
 
 from terrine_models.data.arrays import Dataset
 from terrine_server.ledger import PopulationRecord
-from terrine_server.planning.first_project import FirstProject, max_guess_accuracy
+from terrine_server.planning.first_project import (
+    ConfidentProject,
+    DesignedProject,
+    FirstProject,
+    NeighbourProject,
+    max_guess_accuracy,
+)
 from terrine_server.planning.forecast import Forecast, Option
 from terrine_server.planning.students import DRAWS
 from terrine_server.quickstart.records import ProjectData
@@ -48,7 +54,7 @@ def describe(
 def _describe_option(first: FirstProject, unit: str) -> str:
     """Say how the records are asked, which are those of so many `unit`, in the plural."""
     noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
-    if first.neighbours is not None:
+    if isinstance(first, NeighbourProject):
         return (
             f"neighbours: the {unit} most similar to the row that is asked about vote, some "
             f"{first.neighbours.near:,} of them. {noise} Each has an account in this project, and "
@@ -59,13 +65,14 @@ def _describe_option(first: FirstProject, unit: str) -> str:
         f"{first.teachers:,} teachers: models, each trained on {first.units // first.teachers} or "
         f"more {unit} that no other is trained on."
     )
-    if first.confident is not None:
+    if isinstance(first, ConfidentProject):
         threshold = int(str(first.confident["threshold"])) / first.teachers
         return (
             f"{teachers} Where about {threshold:.0%} of them agree, by a count with noise, the "
             "answer is their class, and else nothing."
         )
-    if (release := first.release) is not None:
+    if isinstance(first, DesignedProject):
+        release = first.release
         return (
             f"{teachers} {noise} They are asked rows that are designed from the schema. The "
             f"project begins with {len(release.cells)} histograms, in which each of the {unit} "
@@ -134,14 +141,14 @@ def _describe_purchase(data: ProjectData, forecast: Forecast) -> str:
 
 def _certain_answers(first: FirstProject) -> str:
     """Say what a project buys, whatever teachers say."""
-    if first.release is not None:
+    if isinstance(first, DesignedProject):
         return (
             f"noisy votes on {first.rows:,} rows that are designed from the schema, and published "
             "with the project"
         )
-    if first.confident is None:
+    if not isinstance(first, ConfidentProject):
         said = f"noisy votes on all {first.rows:,} different public rows"
-        if first.neighbours is not None:
+        if isinstance(first, NeighbourProject):
             said += " (an empty one, and free, where all similar records have stopped voting)"
         return said
     queries = min(first.rows, first.terms.affordable(first.terms.start))
@@ -173,7 +180,9 @@ def list_options(forecast: Forecast, labelled: Dataset) -> list[dict[str, str]]:
 
 def name_option(first: FirstProject) -> str:
     """Name the option, with the number of teachers that are trained."""
-    return first.option if first.neighbours else f"{first.option} ({first.teachers:,})"
+    if isinstance(first, NeighbourProject):
+        return first.option
+    return f"{first.option} ({first.teachers:,})"
 
 
 def write_range(between: tuple[float, float]) -> str:

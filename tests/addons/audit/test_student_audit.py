@@ -31,7 +31,12 @@ from terrine_models.data.arrays import DataError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.cli import app
-from terrine_server.planning.first_project import Setting, max_detection_rate, max_guess_accuracy
+from terrine_server.planning.first_project import (
+    NeighbourProject,
+    Setting,
+    max_detection_rate,
+    max_guess_accuracy,
+)
 from terrine_server.privacy.noise import NoiseTable
 
 LEVEL = 1e-3
@@ -125,7 +130,7 @@ class TestWorlds:
         first = np.random.default_rng(3).random(len(found.places)) < 0.5
         votes = voters_of(found).votes(first)
         world = found.world(first)
-        if found.project.neighbours is not None:
+        if isinstance(found.project, NeighbourProject):
             again = replace(found, first=world, second=world)
             assert (voters_of(again).votes(first) == votes).all()
             return
