@@ -8,7 +8,7 @@ administrative log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from terrine_server.errors import Conflict
 from terrine_server.ledger import log, rows
 from terrine_server.ledger.chain import Action
 from terrine_server.ledger.database import Access, Transaction
-from terrine_server.ledger.records import PopulationRecord, ProjectRecord
+from terrine_server.ledger.records import PopulationRecord
 from terrine_server.ledger.schema import administrative_log, populations
 from terrine_server.privacy import cap_share
 
@@ -38,38 +38,6 @@ class LostSpend:
     delta: float
 
 
-def record_losses(
-    tx: Transaction, signed: int, spent: Mapping[str, LostSpend], projects: Iterable[ProjectRecord]
-) -> None:
-    """Record that entries were lost, and what was spent by them, by population.
-
-    `signed`: how many entries had been signed. The same amounts of the same loss count once, as a
-    command may be run again; other amounts add up. `projects`: those of which charges may be lost:
-    they are neither resumed nor closed any more.
-    """
-    entries = list(_details(tx.connection, Action.LEDGER_LOST, LEDGER))
-    told = {
-        (name, LostSpend(*amounts))
-        for entry in entries
-        if entry["signed"] == signed
-        for name, amounts in entry["spent"].items()
-    }
-    spent = {name: lost for name, lost in spent.items() if (name, lost) not in told}
-    if told and not spent:
-        return  # all of it was recorded before
-    detail = {
-        "signed": signed,
-        "spent": {name: [lost.epsilon, lost.delta] for name, lost in spent.items()},
-    }
-    log.record(tx, Action.LEDGER_LOST, LEDGER, detail)
-    for population in rows.load_populations(tx.connection, tx.seals):
-        if population.name in spent:
-            _reduce_cap(tx, population)
-    for project in projects:
-        if project.status is not ProjectStatus.CLOSED:
-            log.record(tx, Action.CHARGES_LOST, project.name, {"charges": project.charges})
-
-
 def reduce_new_cap(tx: Transaction, population: PopulationRecord) -> PopulationRecord:
     """Take from the cap of a population that is declared now what was spent before a loss.
 
@@ -86,11 +54,6 @@ def reduce_new_cap(tx: Transaction, population: PopulationRecord) -> PopulationR
         )
     _reduce_cap(tx, population)
     return rows.fetch_population(tx.connection, tx.seals, population.name)
-
-
-def has_losses(connection: Connection) -> bool:
-    """Return whether entries of this ledger were lost once."""
-    return any(_details(connection, Action.LEDGER_LOST, LEDGER))
 
 
 def sum_lost(connection: Connection, population: str) -> tuple[int, int]:
@@ -162,14 +125,37 @@ class Losses:
     def record(self, signed: int, spent: Mapping[str, LostSpend], *, of_projects: bool) -> None:
         """Record that entries were lost, and what was spent by them, by population.
 
-        `signed`: how many had been signed. `of_projects`: whether there may be charges among them
-        of the projects that are here, which stay as they are then. In one transaction.
+        `signed`: how many had been signed. The same amounts of the same loss count once, as a
+        command may be run again; other amounts add up. `of_projects`: whether there may be charges
+        among them of the projects that are here, which are neither resumed nor closed then. In one
+        transaction.
         """
         with self._access.writing() as tx:
             rows.lock_populations(tx.connection)
-            record_losses(tx, signed, spent, rows.lock_all_projects(tx) if of_projects else ())
+            projects = rows.lock_all_projects(tx) if of_projects else ()
+            entries = list(_details(tx.connection, Action.LEDGER_LOST, LEDGER))
+            told = {
+                (name, LostSpend(*amounts))
+                for entry in entries
+                if entry["signed"] == signed
+                for name, amounts in entry["spent"].items()
+            }
+            spent = {name: lost for name, lost in spent.items() if (name, lost) not in told}
+            if told and not spent:
+                return  # all of it was recorded before
+            detail = {
+                "signed": signed,
+                "spent": {name: [lost.epsilon, lost.delta] for name, lost in spent.items()},
+            }
+            log.record(tx, Action.LEDGER_LOST, LEDGER, detail)
+            for population in rows.load_populations(tx.connection, tx.seals):
+                if population.name in spent:
+                    _reduce_cap(tx, population)
+            for project in projects:
+                if project.status is not ProjectStatus.CLOSED:
+                    log.record(tx, Action.CHARGES_LOST, project.name, {"charges": project.charges})
 
     def have_been(self) -> bool:
         """Return whether entries of this ledger were lost once."""
         with self._access.reading() as connection:
-            return has_losses(connection)
+            return any(_details(connection, Action.LEDGER_LOST, LEDGER))

@@ -99,57 +99,6 @@ def maintenance_of(entries: Sequence[LogEntry]) -> Maintenance | None:
     return Maintenance(entries[0].created_at, entries[0].actor, sorted(paused))
 
 
-def insert_project(tx: Transaction, new: NewProject) -> ProjectRecord:
-    """Open a project, and charge what it begins with; see `Projects.open`."""
-    name, terms = new.name, new.terms
-    check_name("a project", name)
-    row, ensemble = rows.lock_ensemble(tx, new.ensemble)
-    check_reserved(tx, ensemble)
-    check_delta("The project's δ", terms.delta, ensemble.most_units)
-    check_sizes(budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget)
-    fields: dict[str, Any] = {
-        "name": name,
-        "ensemble_id": ensemble.id,
-        "status": ProjectStatus.ACTIVE,
-        "mechanism": canonical_json(dict(new.mechanism)),
-        "events": canonical_json(_events(new.mechanism, terms, ensemble)),
-        "terms": canonical_json(terms.to_json()),
-        "budget": terms.budget,
-        "delta_budget": terms.delta_budget,
-        "cap_budget": terms.cap_budget,
-        "spent": 0,
-        "delta_spent": 0,
-        "cap_spent": 0,
-        "charges": 0,
-        "published": "[]",
-        "opened_at": tx.now,
-        "closed_at": None,
-        "title": new.title,
-        "purpose": new.purpose,
-    }
-    start = genesis({**row._mapping, **fields})
-    if tx.connection.execute(rows.project_by("name"), {"name": name}).first():
-        raise Conflict(f"A project called {name} exists already; names are never used twice.")
-    _check_cap(ensemble, terms)
-    try:
-        fields |= {"genesis": start, "head": start}
-        tx.insert_named(projects, fields)
-    except IntegrityError as error:
-        raise Conflict(f"The project {name} was opened by someone else just now.") from error
-    reserve(tx, ensemble, terms.cap_budget, terms.delta_budget)
-    opened = {**fields, "ensemble": ensemble.name}
-    log.record_row(tx, Action.PROJECT_OPENED, name, opened)
-    if terms.release is not None:
-        made = tx.connection.execute(rows.project_by("name"), {"name": name}).one()
-        charging.charge_release(tx, rows.project_record(made, tx.seals, begun=False))
-    project = rows.fetch_project(tx.connection, tx.seals, name)
-    if terms.schedule is not None:
-        tallies.open_tally(tx, project)
-    if terms.allowance is not None:
-        accounts.open_accounts(tx, project)
-    return project
-
-
 def _events(mechanism: Mapping[str, Any], terms: Terms, ensemble: EnsembleRecord) -> dict[str, Any]:
     """Return the mechanism's cost events. Raises InvalidTerms unless the terms fit it."""
     try:
@@ -301,9 +250,61 @@ class Projects:
         the terms were quoted for another mechanism, CapExceeded when the budget does not fit in
         what is left of the cap, and what `check_history` raises.
         """
+        name, terms = new.name, new.terms
         self._access.check_history()
         with self._access.writing(by) as tx:
-            return insert_project(tx, new)
+            check_name("a project", name)
+            row, ensemble = rows.lock_ensemble(tx, new.ensemble)
+            check_reserved(tx, ensemble)
+            check_delta("The project's δ", terms.delta, ensemble.most_units)
+            check_sizes(
+                budget=terms.budget, delta_budget=terms.delta_budget, cap_budget=terms.cap_budget
+            )
+            fields: dict[str, Any] = {
+                "name": name,
+                "ensemble_id": ensemble.id,
+                "status": ProjectStatus.ACTIVE,
+                "mechanism": canonical_json(dict(new.mechanism)),
+                "events": canonical_json(_events(new.mechanism, terms, ensemble)),
+                "terms": canonical_json(terms.to_json()),
+                "budget": terms.budget,
+                "delta_budget": terms.delta_budget,
+                "cap_budget": terms.cap_budget,
+                "spent": 0,
+                "delta_spent": 0,
+                "cap_spent": 0,
+                "charges": 0,
+                "published": "[]",
+                "opened_at": tx.now,
+                "closed_at": None,
+                "title": new.title,
+                "purpose": new.purpose,
+            }
+            start = genesis({**row._mapping, **fields})
+            if tx.connection.execute(rows.project_by("name"), {"name": name}).first():
+                raise Conflict(
+                    f"A project called {name} exists already; names are never used twice."
+                )
+            _check_cap(ensemble, terms)
+            try:
+                fields |= {"genesis": start, "head": start}
+                tx.insert_named(projects, fields)
+            except IntegrityError as error:
+                raise Conflict(
+                    f"The project {name} was opened by someone else just now."
+                ) from error
+            reserve(tx, ensemble, terms.cap_budget, terms.delta_budget)
+            opened = {**fields, "ensemble": ensemble.name}
+            log.record_row(tx, Action.PROJECT_OPENED, name, opened)
+            if terms.release is not None:
+                made = tx.connection.execute(rows.project_by("name"), {"name": name}).one()
+                charging.charge_release(tx, rows.project_record(made, tx.seals, begun=False))
+            project = rows.fetch_project(tx.connection, tx.seals, name)
+            if terms.schedule is not None:
+                tallies.open_tally(tx, project)
+            if terms.allowance is not None:
+                accounts.open_accounts(tx, project)
+            return project
 
     def set_status(
         self, name: str, status: ProjectStatus, by: Actor | None = None

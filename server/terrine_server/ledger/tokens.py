@@ -16,7 +16,7 @@ from terrine_protocol import Role
 from terrine_server.errors import Conflict, LedgerCorrupted, NotFound, TokenChanged
 from terrine_server.ledger import log, rows
 from terrine_server.ledger.chain import Action, Actor
-from terrine_server.ledger.database import Access, Transaction
+from terrine_server.ledger.database import Access
 from terrine_server.ledger.log import last_detail
 from terrine_server.ledger.records import TokenRecord
 from terrine_server.ledger.rows import check_logged
@@ -94,29 +94,6 @@ def check_unchanged(connection: Connection, seals: Seals, held: Collection[Token
         raise TokenChanged(changed)
 
 
-def insert_token(tx: Transaction, new: NewToken) -> TokenRecord:
-    """Store a token; see `Tokens.create`."""
-    owner = new.project and rows.fetch_project(tx.connection, tx.seals, new.project)
-    if (new.role is Role.STUDENT) != bool(owner):
-        raise Conflict("A student's token belongs to one project, any other to none.")
-    row = {
-        "id": new.id,
-        "role": str(new.role),
-        "project_id": owner.id if owner else None,
-        "label": new.label,
-        "hash": new.hash,
-        "created_at": tx.now,
-        "expires_at": new.expires_at,
-        "revoked_at": None,
-    }
-    try:
-        tx.insert(tokens, row)
-    except IntegrityError as error:
-        raise Conflict(f"The token id {new.id} is taken.") from error
-    log.record_row(tx, Action.TOKEN_CREATED, new.id, {**row, "project": new.project})
-    return token_record(tx.connection.execute(SELECT_TOKEN, {"id": new.id}).one(), tx.seals)
-
-
 class Tokens:
     """The tokens of a ledger. Thread-safe."""
 
@@ -162,7 +139,25 @@ class Tokens:
     def create(self, new: NewToken, by: Actor | None = None) -> TokenRecord:
         """Store a token. Raises NotFound for an unknown project, Conflict when the id is taken."""
         with self._access.writing(by) as tx:
-            return insert_token(tx, new)
+            owner = new.project and rows.fetch_project(tx.connection, tx.seals, new.project)
+            if (new.role is Role.STUDENT) != bool(owner):
+                raise Conflict("A student's token belongs to one project, any other to none.")
+            row = {
+                "id": new.id,
+                "role": str(new.role),
+                "project_id": owner.id if owner else None,
+                "label": new.label,
+                "hash": new.hash,
+                "created_at": tx.now,
+                "expires_at": new.expires_at,
+                "revoked_at": None,
+            }
+            try:
+                tx.insert(tokens, row)
+            except IntegrityError as error:
+                raise Conflict(f"The token id {new.id} is taken.") from error
+            log.record_row(tx, Action.TOKEN_CREATED, new.id, {**row, "project": new.project})
+            return token_record(tx.connection.execute(SELECT_TOKEN, {"id": new.id}).one(), tx.seals)
 
     def revoke(self, id: str, by: Actor | None = None) -> TokenRecord:
         """Revoke a token, from now on. Doing it again changes nothing. Raises NotFound."""

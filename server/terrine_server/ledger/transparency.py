@@ -218,11 +218,6 @@ def _complete_nodes(
         ]
 
 
-def root_of(connection: Connection, leaves: int) -> bytes:
-    """Return the root over the first so many leaves."""
-    return transparency.subtree_root(0, leaves, tiles_of(connection, leaves).perfect)
-
-
 def tiles_of(connection: Connection, leaves: int) -> Tiles:
     """Return the tiles of the tree of the first so many leaves."""
     return Tiles(leaves, lambda tile: load_tile(connection, tile))
@@ -473,15 +468,6 @@ class _Nodes:
         yield from self.push(node, above)
 
 
-def replace_checkpoint(connection: Connection, note: str, before: str | None) -> None:
-    """Store a checkpoint in place of the one `before`. Raises DatabaseUnavailable if it is gone."""
-    stored = tree_head.c.checkpoint
-    unchanged = stored.is_(None) if before is None else stored == before
-    statement = update(tree_head).where(unchanged).values(checkpoint=note)
-    if connection.execute(statement).rowcount != 1:
-        raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")
-
-
 class Tree:
     """The transparency log of a ledger. Thread-safe."""
 
@@ -521,12 +507,16 @@ class Tree:
         Raises DatabaseUnavailable if another process has stored one meanwhile.
         """
         with writing(self._access.engine) as connection:
-            replace_checkpoint(connection, note, before)
+            stored = tree_head.c.checkpoint
+            unchanged = stored.is_(None) if before is None else stored == before
+            statement = update(tree_head).where(unchanged).values(checkpoint=note)
+            if connection.execute(statement).rowcount != 1:
+                raise DatabaseUnavailable("Another process signed a checkpoint. Retry.")
 
     def root(self, size: int) -> bytes:
         """Return the root over the first `size` leaves. Raises ProofError if there are fewer."""
         with self._access.snapshot() as connection:
-            return root_of(connection, size)
+            return transparency.subtree_root(0, size, tiles_of(connection, size).perfect)
 
     def consistency(self, old: int, size: int) -> list[bytes]:
         """Return the proof that the tree of `size` leaves begins with that of `old` leaves.
