@@ -123,5 +123,6 @@ class StableArgmax:
     @staticmethod
     def plan_grid(teachers: int, delta: float) -> Grid:
         """Return the values that plans try."""
+        # What is left of a twentieth of δ, `quoting.STABILITY_SHARE`, for so many queries.
         shares = (0.999 * delta / 20 / queries for queries in (50, 500, 5000))
         return {"sigma": plan_sigmas(teachers), "delta_per_query": three_digits(shares)}
