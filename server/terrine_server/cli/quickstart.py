@@ -230,14 +230,7 @@ def quickstart(
         fail("This asks two questions, and there is no terminal to answer on. Add --yes.")
     if anyway and isinstance(given, SchemaAlone):
         fail("--anyway is for trials on public rows, and with a --schema alone there are none.")
-    for path in (private, public, schema):
-        if path is not None and not path.exists():
-            fail(f"There is no {path}.")
-        if path is not None and path is not schema and schema is not None and not is_table(path):
-            fail(
-                f"{path} is not a table. Only of rows of a table can be said what they may hold; "
-                "pictures and arrays have no --schema, and need --public data to be asked about."
-            )
+    _check_files(private, public, schema)
     name = _ensemble_name(private or public or Path()) if name is None else name
     check_epsilon(epsilon)
     # Before anything is made.
@@ -278,6 +271,18 @@ def _state_data(public: Path | None, schema: Path | None, **said: Any) -> Given:
     if any(said.values()):
         fail("A --schema says all that other options say of a table: leave them out, or edit it.")
     return SchemaAlone(schema) if public is None else Stated(schema, public)
+
+
+def _check_files(private: Path | None, public: Path | None, schema: Path | None) -> None:
+    """Refuse files that are not there, and those that a schema is not for."""
+    for path in (private, public, schema):
+        if path is not None and not path.exists():
+            fail(f"There is no {path}.")
+        if path is not None and path is not schema and schema is not None and not is_table(path):
+            fail(
+                f"{path} is not a table. Only of rows of a table can be said what they may hold; "
+                "pictures and arrays have no --schema, and need --public data to be asked about."
+            )
 
 
 def _rehearse(

@@ -386,11 +386,10 @@ class Setting:
         for rows in DESIGNED_ROWS:
             try:
                 sigma = sigma_for_rows(rows, teachers, self.classes, *budget, release)
-            except ParameterError as error:
-                why = error
-            else:
                 given = vars(self) | {"rows": rows, "teachers": teachers, "sigma": sigma}
                 return DesignedProject(**given, release=release).reserving()
+            except ParameterError as error:
+                why = error
         raise why
 
 
