@@ -6,7 +6,8 @@ schema_revision                     which tables this version has
 check_writable                      whether a charge could be made durable
 check_rights                        whether this account of PostgreSQL may do all that is needed
 check_active                        raise unless a project is active
-Ledger                              all that is read and written, by subject
+Ledger                              holds ensembles, projects, charging, entries, tokens, log,
+                                    losses, tree, exports and verifier
 seal                                seal a ledger of an earlier version, or with another key
 """
 
