@@ -31,11 +31,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 for size in ("COLUMNS", "LINES"):  # of the terminal that the tests are started from
     os.environ.pop(size, None)
-# With threads of their own, the small matrix products of one test wait, spinning, for a processor
-# that another test has: on two cores that two processes share, planning took ten times as long, and
-# so did the training of students.
-for library in ("OMP", "OPENBLAS"):  # torch's threads, and numpy's
-    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 # A machine that does much else may take longer than the five seconds that clients wait by default.
 for limit in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE_SECONDS)
