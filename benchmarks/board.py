@@ -45,7 +45,9 @@ from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
 from terrine_experiments.page import table
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import FeatureMap, PublicData, public_features
+from terrine_models.features.fitting import public_features
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
 from terrine_protocol.schema import FEATURE_ROLES, TableSchema

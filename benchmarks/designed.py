@@ -32,7 +32,7 @@ from commands import Predicted, Refused, check, open_project, run
 from datasets import DealtFiles, TableSource, find_sources
 from students import ask_teachers
 from terrine_models.data.arrays import Dataset, number_distinct_rows
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.models import Task
 from terrine_models.students.selection import choose
 from terrine_models.tables.designed import (

@@ -23,7 +23,7 @@ import typer
 
 from serving import in_turn, seconds
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 
 AIM = 1.5

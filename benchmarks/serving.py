@@ -27,7 +27,7 @@ from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY
 from support.servers import Owner, installed
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.teachers.kinds import Heads, Networks
 from terrine_models.teachers.training import train_ensemble
 from terrine_server.ledger import Ledger

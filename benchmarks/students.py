@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from datasets import CORPUS, PictureSource, find_sources, first_rows, missing_packages
 from terrine_models.data.arrays import Dataset, number_distinct_rows
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, Task, Training
 from terrine_models.students.selection import choose

@@ -27,7 +27,8 @@ from torch.nn import functional
 from terrine_experiments.papers import Name
 from terrine_experiments.sources import Source, load
 from terrine_models.data.arrays import DataError
-from terrine_models.features.maps import PublicData, prepare
+from terrine_models.features.bases import prepare
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose

@@ -36,7 +36,7 @@ class Addon:
     teachers: str | None = None
     """A module that makes kinds of teacher known (`teacher_kind`)."""
     backbones: str | None = None
-    """A class of public backbones (`features.maps.Backbone`)."""
+    """A class of public backbones (`features.backbones.Backbone`)."""
     trainers: Mapping[str, str] = field(default_factory=dict)
     """By the place of `ensemble train --on`: a context of settings, which yields a `Trainer`."""
     ensembles: str | None = None

@@ -12,7 +12,7 @@ from support.data import KEY, PAIRS, digits_of_people, pairs
 from support.databases import SECRET_KEY, migrated
 from support.wording import refuses
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import IDENTITIES_FILE, load_tensors
 from terrine_models.teachers.heads import Heads
 from terrine_models.teachers.kinds import load_manifest

@@ -22,7 +22,7 @@ from support.databases import SECRET_KEY, migrated
 from support.processes import PATIENCE_SECONDS, seed_noise
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
     Partition,

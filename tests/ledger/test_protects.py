@@ -11,7 +11,7 @@ from support.databases import SECRET_KEY, migrated
 from support.ledgers import FACTS
 from support.wording import holds
 from terrine_models.data.arrays import load_npz
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.teachers.neighbours import build
 from terrine_protocol import EnsembleRegister, ProjectOpen
 from terrine_server import views

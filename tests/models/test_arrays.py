@@ -12,19 +12,15 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.features.arrays import count_below, largest
-from terrine_models.features.maps import (
+from terrine_models.features.distortions import DRAWS, ELASTIC_SHARE, LATTICE_SIDE, distort
+from terrine_models.features.fitting import Kind, public_features
+from terrine_models.features.gradients import (
     COLOUR_CELLS,
-    DRAWS,
-    ELASTIC_SHARE,
     ENLARGED_SIDE_PIXELS,
-    LATTICE_SIDE,
-    Kind,
-    PublicData,
     averaging,
-    distort,
     enlarging,
-    public_features,
 )
+from terrine_models.features.public import PublicData
 
 BY_DAY: list[tuple[int, ...]] = [(6,), (7, 5), (28, 28), (1, 1, 3), (22, 21, 6)]
 SHAPES = [

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
+from terrine_models.features.fitting import public_features
 from terrine_models.features.linear import fit_bins
-from terrine_models.features.maps import PublicData, public_features
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import FeatureSpec, load_tensors
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Heads, load_manifest

@@ -11,12 +11,10 @@ from sklearn.linear_model import LogisticRegression
 
 from support.wording import refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import (
-    FeatureMap,
-    PublicData,
-    colours_width,
-    public_features,
-)
+from terrine_models.features.fitting import public_features
+from terrine_models.features.gradients import colours_width
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task
 from terrine_models.students.selection import choose

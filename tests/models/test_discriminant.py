@@ -13,8 +13,9 @@ from scipy.stats import multivariate_normal
 from support.data import digit_images, taught
 from support.wording import refuses
 from terrine_models.data.arrays import DIGITS, DataError, Dataset, InputSpec
+from terrine_models.features.fitting import public_features
 from terrine_models.features.linear import UNSEEN_CLASS_SCORE, mean_head
-from terrine_models.features.maps import PublicData, public_features
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from support.wording import refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import IDENTITIES_FILE, StoreError, load_tensors
 from terrine_models.teachers.editions import add, forget
 from terrine_models.teachers.heads import Heads

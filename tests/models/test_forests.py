@@ -18,7 +18,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import StoreError, save_tensors
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Forests, load_manifest

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import StoreError, load_tensors, save_tensors
 from terrine_models.teachers import neighbours
 from terrine_models.teachers.ensemble import Ensemble

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from support.processes import Terrine
 from support.wording import holds
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.schema import Column, TableSchema
 

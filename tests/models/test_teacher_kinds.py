@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import load_manifest

@@ -20,7 +20,8 @@ from support.processes import in_processes
 from support.wording import refuses
 from support.workers import train_until_killed
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
-from terrine_models.features.maps import PublicData, public_features
+from terrine_models.features.fitting import public_features
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.editions import forget

@@ -17,7 +17,9 @@ from scipy.spatial.distance import cdist
 
 from support.data import KEPT
 from support.wording import holds, refuses
-from terrine_models.features.maps import FeatureMap, PublicData, public_features
+from terrine_models.features.fitting import public_features
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import FeatureSpec, StoreError
 from terrine_models.tables.loading import encoded_input, load_table, read_schema
 from terrine_models.tables.proposal import propose_schema

@@ -8,14 +8,9 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.maps import (
-    PublicData,
-    View,
-    best_view,
-    predict_held_out,
-    public_features,
-    views_of,
-)
+from terrine_models.features.fitting import public_features
+from terrine_models.features.public import PublicData
+from terrine_models.features.views import View, best_view, predict_held_out, views_of
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose

@@ -23,7 +23,7 @@ from support.databases import as_owner, database_gone
 from support.processes import until
 from support.servers import CAP_EPSILON, RunningServer, running_server
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.teachers.neighbours import NeighbourSettings, build
 from terrine_protocol import PROBLEMS, ProjectStatus
 from terrine_protocol.transparency import Checkpoint, Note

@@ -17,7 +17,7 @@ import pytest
 from support.processes import run_program
 from support.wording import refuses
 from terrine_models.addons import addons
-from terrine_models.features.maps import backbones
+from terrine_models.features.backbones import backbones
 from terrine_models.storage.manifests import StoreError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import pytest
 
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec, number_distinct_rows
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.tables.designed import NATURAL_ROWS, Margins, digest_schema, margin_questions
 from terrine_models.tables.loading import load_table, read_schema
 from terrine_models.tables.proposal import propose_schema

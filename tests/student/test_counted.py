@@ -15,7 +15,7 @@ from support.wording import holds
 from terrine_client import Client
 from terrine_client.distill import distill
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import (
     METHODS,

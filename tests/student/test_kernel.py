@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from support.data import digit_images
 from terrine_models.data.arrays import DIGITS, InputSpec, load_idx
+from terrine_models.features.bases import prepare
+from terrine_models.features.distortions import DRAWS, distort
+from terrine_models.features.gradients import oriented_gradients
 from terrine_models.features.linear import choose_landmarks, nystrom
-from terrine_models.features.maps import DRAWS, distort, oriented_gradients, prepare
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import (
     KERNEL_PENALTY,

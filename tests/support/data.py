@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers, Ints
 from terrine_models.students.models import METHODS, Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose

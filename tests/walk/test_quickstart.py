@@ -25,7 +25,7 @@ from support.servers import Machine, serving_process
 from support.wording import Wording, holds
 from terrine_client import Client
 from terrine_client._privacy import verify_papers
-from terrine_models.features.maps import public_features
+from terrine_models.features.fitting import public_features
 from terrine_models.storage.manifests import POOL_FILE
 from terrine_models.students.models import Student
 from terrine_models.tables.designed import DesignedPool

@@ -87,3 +87,8 @@ def count_below(knots: Array, x: Array) -> tuple[Array, Array]:
         return tuple(np.array(each, dtype=np.int64).reshape(x.shape) for each in counts)  # type: ignore[return-value]
     search, knots, x = namespace(x).searchsorted, knots.contiguous(), x.contiguous()
     return search(knots, x), search(knots, x, right=True)
+
+
+def between(images: Array, rows: NDArray[np.float32], columns: NDArray[np.float32]) -> Array:
+    """Images [..., H, W] as rows · image · columnsᵀ."""
+    return like(rows, images) @ images @ like(columns, images).T

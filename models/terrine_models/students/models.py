@@ -33,6 +33,9 @@ from scipy.special import softmax
 from terrine_models.data.arrays import DataError, InputSpec, number_distinct_rows
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.arrays import unit_length
+from terrine_models.features.bases import BLOCK_IMAGES, base_features, prepare, prepared_features
+from terrine_models.features.distortions import DRAWS, distorted
+from terrine_models.features.fitting import Kind, public_features
 from terrine_models.features.linear import (
     GRAPH_NEIGHBOURS,
     MANY_CLASSES,
@@ -41,21 +44,9 @@ from terrine_models.features.linear import (
     neighbourhood,
     similarity,
 )
-from terrine_models.features.maps import (
-    BLOCK_IMAGES,
-    DRAWS,
-    MIN_GRAPH_POINTS,
-    FeatureMap,
-    Kind,
-    PublicData,
-    View,
-    ViewPoints,
-    base_features,
-    distorted,
-    prepare,
-    prepared_features,
-    public_features,
-)
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
+from terrine_models.features.views import MIN_GRAPH_POINTS, View, ViewPoints
 from terrine_models.storage.manifests import (
     SETTINGS_CONFIG,
     FeatureSpec,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import BLOCK_IMAGES, base_features, base_of
+from terrine_models.features.bases import BLOCK_IMAGES, base_features, base_of
 from terrine_models.students.answers import (
     Answers,
     Estimate,

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
     POOL_FILE,

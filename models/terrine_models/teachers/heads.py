@@ -12,23 +12,20 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.linear import MANY_CLASSES, mean_head
-from terrine_models.features.maps import (
-    BLOCK_IMAGES,
+from terrine_models.features.backbones import backbones
+from terrine_models.features.bases import BLOCK_IMAGES, check_channels_last
+from terrine_models.features.distortions import (
     ELASTIC_SHARE,
-    ENLARGED_SIDE_PIXELS,
-    MAX_BANDS,
-    MAX_GRAPH_POINTS,
-    MIN_GRAPH_POINTS,
     ROTATION_DEGREES,
-    FeatureMap,
-    PublicData,
-    backbones,
-    check_channels_last,
     distorted,
     draws_for,
-    public_features,
 )
+from terrine_models.features.fitting import public_features
+from terrine_models.features.gradients import ENLARGED_SIDE_PIXELS, MAX_BANDS
+from terrine_models.features.linear import MANY_CLASSES, mean_head
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
+from terrine_models.features.views import MAX_GRAPH_POINTS, MIN_GRAPH_POINTS
 from terrine_models.storage.manifests import FEATURES_FILE, SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
     SCRATCH_BYTES_PER_VALUE,

@@ -25,7 +25,8 @@ from pydantic import (
 )
 
 from terrine_models.data.arrays import MAX_CLASSES, Dataset, InputSpec
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     FEATURES_FILE,

@@ -32,16 +32,13 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import DataError, Dataset
 from terrine_models.data.workers import side_by_side
+from terrine_models.features.backbones import backbones
+from terrine_models.features.bases import check_channels_last
+from terrine_models.features.fitting import public_features
 from terrine_models.features.linear import MANY_CLASSES, confidence_weights
-from terrine_models.features.maps import (
-    MAX_GRAPH_POINTS,
-    MIN_GRAPH_POINTS,
-    FeatureMap,
-    PublicData,
-    backbones,
-    check_channels_last,
-    public_features,
-)
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
+from terrine_models.features.views import MAX_GRAPH_POINTS, MIN_GRAPH_POINTS
 from terrine_models.storage.manifests import (
     IDENTITIES_FILE,
     SETTINGS_CONFIG,

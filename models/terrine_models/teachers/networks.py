@@ -16,8 +16,10 @@ from torch.func import functional_call, vmap
 
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.data.workers import side_by_side
+from terrine_models.features.bases import MIN_SIDE, prepare
+from terrine_models.features.distortions import DRAWS, distorted
 from terrine_models.features.linear import UNSEEN_CLASS_SCORE
-from terrine_models.features.maps import DRAWS, MIN_SIDE, PublicData, distorted, prepare
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec
 from terrine_models.teachers.manifests import (
     SCRATCH_BYTES_PER_VALUE,

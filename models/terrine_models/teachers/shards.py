@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, RecordSource
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import Partition
 from terrine_protocol.base import Record, first_problem
 from terrine_protocol.errors import TerrineError

@@ -1,7 +1,7 @@
 """Training an ensemble: partition the records into disjoint shards and train one teacher on each.
 
     from terrine_models.data.arrays import load_idx
-    from terrine_models.features.maps import PublicData
+    from terrine_models.features.public import PublicData
     from terrine_models.teachers.training import train_ensemble
 
     private = load_idx(Path("mnist"))                      # 60,000 labelled training images
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import (
     FEATURES_FILE,
     IDENTITIES_FILE,

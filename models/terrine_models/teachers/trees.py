@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.manifests import (
     EnsemblePlan,

@@ -40,7 +40,7 @@ from terrine_models.data.arrays import (
     row_digests,
 )
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import METHODS, Student, Task, Training
 from terrine_models.students.selection import PLAIN_METHOD

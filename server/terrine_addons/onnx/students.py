@@ -26,8 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from terrine_client._privacy import PRIVACY_FILE, PrivacyStatement, digest_of
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.linear import GRAPH_NEIGHBOURS, RANK_KNOTS
-from terrine_models.features.maps import (
+from terrine_models.features.gradients import (
     COLOUR_CELLS,
     COLOUR_LEVELS,
     DIRECTIONS,
@@ -40,6 +39,7 @@ from terrine_models.features.maps import (
     averaging,
     enlarging,
 )
+from terrine_models.features.linear import GRAPH_NEIGHBOURS, RANK_KNOTS
 from terrine_models.features.texts import other_columns
 from terrine_models.storage.manifests import FeatureSpec, StoreError, sha256
 from terrine_models.students.models import BIASES, MODEL_FILE, WEIGHTS, Student

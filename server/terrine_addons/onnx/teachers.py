@@ -34,7 +34,7 @@ from terrine_addons.onnx.guard import VOTING_BYTES, GuardedProcess, name_exit
 from terrine_addons.onnx.models import Ints, ModelError, block_of, require_onnx
 from terrine_addons.onnx.voting import OUT_OF_MEMORY_EXIT_CODE, VotingJob
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import Partition, StoreError, read_verified, sha256, versions
 from terrine_models.teachers.manifests import (
     VOTING_SECONDS,

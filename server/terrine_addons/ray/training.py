@@ -32,7 +32,9 @@ from numpy.typing import NDArray
 
 from terrine_addons.ray.settings import RaySettings
 from terrine_models.data.arrays import Dataset
-from terrine_models.features.maps import FeatureMap, PublicData, backbones
+from terrine_models.features.backbones import backbones
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import versions
 from terrine_models.teachers.manifests import ShardTeachers, Trained
 from terrine_models.teachers.shards import Shards, TrainingError

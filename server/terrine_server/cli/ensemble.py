@@ -17,7 +17,7 @@ from rich.table import Table
 
 from terrine_models.addons import added_names, load_added_as
 from terrine_models.data.arrays import DataError, Dataset, load_groups
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.formats import PICTURES, TABLE, format_of, load_private
 from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.loading import load_people

@@ -35,7 +35,7 @@ from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
-    from terrine_models.features.maps import PublicData
+    from terrine_models.features.public import PublicData
     from terrine_models.teachers.editions import SavedEdition
     from terrine_models.teachers.kinds import StoredEnsemble
     from terrine_models.teachers.people import Digests

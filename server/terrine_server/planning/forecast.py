@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.tables.designed import digest_schema, margin_questions
 from terrine_protocol.schema import TableSchema

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose

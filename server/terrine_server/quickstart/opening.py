@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.tables.designed import (
     DesignedPool,
     Margins,

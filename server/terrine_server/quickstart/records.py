@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from terrine_models.data.arrays import DataError, Dataset
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.formats import load_labelled_rows, load_private, load_public
 from terrine_models.tables.loading import read_schema
 from terrine_models.tables.proposal import find_repeated_people

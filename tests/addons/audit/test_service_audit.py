@@ -31,7 +31,8 @@ from terrine_addons.audit.evidence import Floats, Promise, Sample, labels, limit
 from terrine_addons.audit.ledger import audit_ledger
 from terrine_client import BudgetExhausted, Client
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import PublicData, public_features
+from terrine_models.features.fitting import public_features
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import Partition, save_tensors, versions
 from terrine_models.teachers.heads import HeadTeachers
 from terrine_models.teachers.manifests import Manifest, save_manifest

@@ -21,7 +21,8 @@ from terrine_addons.onnx.backbones import OnnxBackbone
 from terrine_addons.onnx.checking import FileFinding
 from terrine_addons.onnx.models import OnnxModel
 from terrine_models.data.arrays import Dataset, InputSpec
-from terrine_models.features.maps import FeatureMap, PublicData
+from terrine_models.features.maps import FeatureMap
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import (
     BACKBONE_FILE,
     FeatureSpec,

@@ -29,7 +29,7 @@ from terrine_addons.ray.settings import RaySettings
 from terrine_addons.ray.training import INLINE_BYTES, on_node, on_ray
 from terrine_addons.ray.voters import RayVoters
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
-from terrine_models.features.maps import PublicData
+from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
 from terrine_models.teachers.kinds import Heads, Networks, load_manifest
 from terrine_models.teachers.manifests import TeacherSettings
