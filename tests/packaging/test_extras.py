@@ -237,7 +237,8 @@ print(len(list(out.iterdir())), "torch" in sys.modules)
                 (("ledger", "show", "study"), "auditor"),
                 (("ledger", "export"), "auditor"),
                 (("audit", "ledger"), "auditor"),
-                (("audit", "--quick"), "server"),
+                (("audit", "--quick"), "auditor"),
+                (("audit", "student", "--quick"), "server"),
             )
         ),
     ],
