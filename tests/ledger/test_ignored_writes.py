@@ -16,7 +16,7 @@ from support.ledgers import answered, charge_one, digest, open_ledger, open_proj
 from terrine_protocol import ProjectStatus, Role
 from terrine_server.errors import DatabaseUnavailable, LedgerCorrupted
 from terrine_server.ledger import Ledger, NewToken, check_writable, connect
-from terrine_server.ledger.sealing import seal_rows
+from terrine_server.ledger.resealing import seal_rows
 from terrine_server.ledger.seals import Seals
 
 PROJECT = 1

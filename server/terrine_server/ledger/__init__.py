@@ -44,6 +44,6 @@ from terrine_server.ledger.records import (
     SpentAccounts,
     TokenRecord,
 )
+from terrine_server.ledger.resealing import seal
 from terrine_server.ledger.revisions import check_schema, schema_revision
-from terrine_server.ledger.sealing import seal
 from terrine_server.ledger.tokens import NewToken

@@ -1,4 +1,4 @@
-"""Sealing a ledger: one of an earlier version, or with another key."""
+"""Sealing a whole ledger: one of an earlier version, or with another key."""
 
 from __future__ import annotations
 
