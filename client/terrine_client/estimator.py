@@ -32,7 +32,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from terrine_models.students.models import Threshold
+    from terrine_models.students.calibration import Threshold
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_models.students.models import class_biases
+from terrine_models.students.calibration import class_biases
 
 CLASSES, ROWS = 40, 4000
 

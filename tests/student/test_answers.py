@@ -14,13 +14,8 @@ from support.data import known_digits
 from terrine_client.distill import make_answers
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, estimate_metrics
-from terrine_models.students.models import (
-    Task,
-    Training,
-    calibrate,
-    choose_threshold,
-    confine_rarer_class,
-)
+from terrine_models.students.calibration import calibrate, choose_threshold, confine_rarer_class
+from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose
 from terrine_protocol import ProjectInfo
 

@@ -28,17 +28,13 @@ from terrine_models.students.answers import (
     estimate_lead,
     estimate_metrics,
 )
-from terrine_models.students.models import (
-    METHODS,
+from terrine_models.students.calibration import (
     Calibration,
-    Student,
-    Task,
-    Training,
     calibrate,
-    check_method,
     choose_threshold,
     confine_rarer_class,
 )
+from terrine_models.students.models import METHODS, Student, Task, Training, check_method
 from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]

@@ -38,7 +38,8 @@ from terrine_server.cli.reading import AcceptClipped, note
 from terrine_server.sheets import CsvWriter
 
 if TYPE_CHECKING:  # SciPy comes with these
-    from terrine_models.students.models import Threshold, Training
+    from terrine_models.students.calibration import Threshold
+    from terrine_models.students.models import Training
 
 app = typer.Typer()
 
