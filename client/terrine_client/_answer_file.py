@@ -40,7 +40,7 @@ class AnswerFile:
     rounds: str = "[]"
     """The rounds so far, as JSON."""
     noisy_counts: npt.NDArray[np.int64] | None = None
-    """[N, m], for noisy_votes, once there is an answer; `NO_COUNT` in rows without one."""
+    """[N, m], for `noisy_votes`, once there is an answer; `NO_COUNT` in rows without one."""
     noise_sigma: float | None = None
     """The standard deviation of their noise, in votes."""
 

@@ -154,9 +154,9 @@ class Labels:
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where there is none:
         `refused` and `exhausted` cost nothing.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
-    noisy_counts: [B, m] int64, the votes for each class and their noise, for noisy_votes and
-        neighbours: they may be negative, or more than the voters. Rows that are not `answered` hold
-        `NO_COUNT`. None for other mechanisms.
+    noisy_counts: [B, m] int64, the votes for each class and their noise, for `noisy_votes` and
+        `neighbours`: they may be negative, or more than the voters. Rows that are not `answered`
+        hold `NO_COUNT`. None for other mechanisms.
     noise_sigma: the standard deviation of the noise in each of them, in votes; None for other
         mechanisms.
     classes: [m] names, in the order of `noisy_counts`; None for other mechanisms.

@@ -65,7 +65,7 @@ class Report:
     public_inputs: int
     outcomes: dict[str, int]
     reinforced: float | None
-    """For interactive_gnmax: share of the labels that confirm the student's own."""
+    """For `interactive_gnmax`: share of the labels that confirm the student's own."""
     asking: str
     """Which inputs were asked after the first round."""
     refused: bool

@@ -68,7 +68,7 @@ class _Methods(Connection[Any]):
         x: numbers [B, …]; in a project of tables also a data frame of pandas, Polars or Arrow, a
             dictionary of columns, a list of dictionaries with a row each, or the path of a CSV,
             Parquet or Arrow file, which are encoded by the project's schema.
-        probabilities: [B, m], the student's own, rows summing to 1; for interactive_gnmax only.
+        probabilities: [B, m], the student's own, rows summing to 1; for `interactive_gnmax` only.
         progress: draw a progress bar on standard error.
         accept_clipped: ask although more than a tenth of a table's column is outside the schema's
             range, or missing.

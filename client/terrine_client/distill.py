@@ -128,7 +128,7 @@ def distill(
     tell: called with each line of progress.
 
     With noisy counts all inputs are asked in one round, and the student learns from the counts.
-    With interactive_gnmax, the first round sends uniform probabilities, which makes it
+    With `interactive_gnmax`, the first round sends uniform probabilities, which makes it
     Confident-GNMax; later rounds send the student's predictions.
 
     The student that is returned is compared with a plain one by answers that both did not see
@@ -393,7 +393,7 @@ class Distillation:
         return (
             f"{share:.1%} of the {len(bought):,} labels are {name}: teachers agree most there. "
             "A student of such labels tends to predict it too often: look at the accuracy by "
-            "class. Noisy counts of all inputs (noisy_votes) are not one-sided."
+            "class. Noisy counts of all inputs (`noisy_votes`) are not one-sided."
         )
 
     def warn_if_below_majority(self, student: Student) -> str | None:

@@ -3,7 +3,7 @@
 Client and server import these models, and this package imports neither. Requests forbid unknown
 fields, so that a misspelt option is an error and never a silent default; replies may gain fields.
 The terms of a project are strict numbers: neither `true` nor "1" is accepted as 1. No model has a
-field for vote counts, except the noisy ones that a project of noisy_votes or neighbours pays for.
+field for vote counts, except the noisy ones that projects of `noisy_votes` or `neighbours` pay for.
 
 `schema` says how rows of a table become numbers, which `terrine_tables` makes of them.
 """

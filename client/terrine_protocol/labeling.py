@@ -27,7 +27,7 @@ class LabelRequest(Wire):
     ]
     probabilities: Annotated[
         list[list[float]] | None,
-        Field(description="[B, m], the student's class probabilities; for interactive_gnmax."),
+        Field(description="[B, m], the student's class probabilities; for `interactive_gnmax`."),
     ] = None
 
 
@@ -52,7 +52,7 @@ class RowsRequest(Wire):
     ]
     probabilities: Annotated[
         list[list[float]] | None,
-        Field(description="[B, m], the student's class probabilities; for interactive_gnmax."),
+        Field(description="[B, m], the student's class probabilities; for `interactive_gnmax`."),
     ] = None
 
 
@@ -72,8 +72,8 @@ class LabelResult(Reply):
     counts: Annotated[
         list[int] | None,
         Field(
-            description="For noisy_votes and neighbours, and absent otherwise: the votes for each "
-            "class and their noise, which may make them negative or more than the teachers. "
+            description="For `noisy_votes` and `neighbours`, and absent otherwise: the votes for "
+            "each class and their noise, which may make them negative or more than the teachers. "
             "`label` is the largest."
         ),
     ] = None
@@ -154,7 +154,7 @@ class LabelResponse(Reply):
     noise_sigma: Annotated[
         float | None,
         Field(
-            description="For noisy_votes and neighbours, and absent otherwise: the standard "
+            description="For `noisy_votes` and `neighbours`, and absent otherwise: the standard "
             "deviation of the noise in each of `counts`, in votes."
         ),
     ] = None
@@ -162,8 +162,8 @@ class LabelResponse(Reply):
         list[str] | None,
         Field(
             exclude_if=absent,
-            description="For noisy_votes and neighbours, and absent otherwise: the names of the "
-            "classes, in the order of `counts`.",
+            description="For `noisy_votes` and `neighbours`, and absent otherwise: the names of "
+            "the classes, in the order of `counts`.",
         ),
     ] = None
     budget: Budget

@@ -378,7 +378,7 @@ class ProjectChoices(Wire):
         if self.consensus is not None and self.accounting == "worst_case":
             raise ValueError('consensus goes with accounting "data_dependent".')
         if self.expected_pass_rate is not None and self.accounting == "data_dependent":
-            raise ValueError('expected_pass_rate goes with accounting "worst_case".')
+            raise ValueError('`expected_pass_rate` goes with accounting "worst_case".')
         return self
 
 

@@ -133,7 +133,7 @@ class Tally:
 
 
 ColumnEncoder = Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]
-"""Encodes a column into zeros [N, width], and counts. Raises DataError."""
+"""Encodes a column into zeros [N, width], and counts. Raises `DataError`."""
 
 
 class Encoder:

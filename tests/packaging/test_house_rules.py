@@ -37,6 +37,20 @@ NO_SENTENCES = {
 }
 """Texts that tests look for although they have several words, and why."""
 IN_BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
+SPELLED = re.compile(r"(?<![\w./:=\"'-])[a-z]+(?:_[a-z0-9]+)+(?![\w=(:\"'/])")
+"""A name, as only code spells names."""
+SQL = re.compile(r"\b(?:SELECT|INSERT|UPDATE|CREATE)\b")
+SPELLED_OUT = """
+def f():
+    '''Ask noisy_votes, `noisy_votes` and noisy_count.
+
+    noisy_votes: [B], of all
+    from votes import noisy_votes
+    $ terrine parameters noisy_votes'''
+    say(f'{n} answers of noisy_votes, in {m}', 'noisy_votes', 'SELECT noisy_votes FROM it')
+    say('give noisy_votes:sigma=3 or --noisy_votes')
+""".strip()
+"""Two names that should be in backticks, and many that need not."""
 OTHERS_NAMES = {
     "count_NAME": "columns of a frame of answers, one for each class",
     "feature_names_in_": "scikit-learn's",
@@ -136,6 +150,47 @@ def test_a_name_in_backticks_is_one_and_a_local_hides_no_import(tracked: list[Pa
         for line, name in hidden_imports(tree)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_name_of_code_in_a_sentence_is_in_backticks(tracked: list[Path]) -> None:
+    """In messages, help, fields and docstrings of what is installed; mechanisms, too."""
+    trees = {
+        path: ast.parse(text_of(path))
+        for path in tracked
+        if path.suffix == ".py"
+        and path.relative_to(REPOSITORY).parts[0] in ("server", "client", "models")
+    }
+    named = {path.stem for path in trees} | {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {name} stands there without backticks"
+        for path, tree in trees.items()
+        for line, name in bare_names(tree, named)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_name_without_backticks_is_seen() -> None:
+    tree = ast.parse(SPELLED_OUT)
+    assert list(bare_names(tree, {"noisy_votes"})) == [(2, "noisy_votes"), (7, "noisy_votes")]
+
+
+def bare_names(tree: ast.Module, named: set[str]) -> Iterator[tuple[int, str]]:
+    """Lines and names, of those given, that sentences hold without backticks.
+
+    A line that describes a field (`name: …`), imports or is a command is code; so is a text of SQL.
+    """
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            continue
+        if not WORDS.search(node.value) or SQL.search(node.value):
+            continue
+        text = re.sub(r"`[^`]*`|^.*\b(?:import|terrine) .*$", "", node.value, flags=re.MULTILINE)
+        yield from ((node.lineno, name) for name in SPELLED.findall(text) if name in named)
 
 
 def test_what_a_renaming_leaves_behind_is_seen() -> None:
@@ -264,6 +319,24 @@ def test_every_page_that_a_file_names_is_there(tracked: list[Path]) -> None:
         for path in tracked
         for page in named.findall(text_of(path))
         if Path(page).stem.islower() and not (REPOSITORY / page).exists()
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_test_that_a_page_names_is_there(tracked: list[Path]) -> None:
+    """In the proofs and the threat model: what an auditor would run."""
+    tests = [p for p in tracked if p.relative_to(REPOSITORY).parts[0] == "tests"]
+    there = {path.stem for path in tests} | {
+        name for path in tests for name in re.findall(r"(?:def|class) (\w+)", text_of(path))
+    }
+    named = re.compile(r"`[\w/]*\b(test_\w+)(?:\.py)?(?:::(\w+))?(?:::(\w+))?`")
+    missing = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in tracked
+        if path.suffix == ".md" and path.relative_to(REPOSITORY).parts[0] == "docs"
+        for found in named.findall(text_of(path))
+        for name in filter(None, found)
+        if name not in there
     ]
     assert not missing, "\n".join(missing)
 

@@ -71,7 +71,7 @@ def _draw_counts(draws: int) -> NDArray[np.int64]:
     votes = np.tile(np.array(EXAMPLE_COUNTS), (-(-draws // len(EXAMPLE_COUNTS)), 1))
     counts = mechanism.release(votes).counts
     if counts is None:
-        raise TypeError("noisy_votes released no counts")
+        raise TypeError("`noisy_votes` released no counts")
     return np.asarray(counts - votes).ravel()
 
 
@@ -98,7 +98,7 @@ NOISES = (
         lambda k: np.exp(-0.5 * np.abs(k)),
     ),
     NoiseAudit(
-        "counts of noisy_votes less the votes, σ = 4",
+        "counts of `noisy_votes` less the votes, σ = 4",
         lambda: discrete_gaussian(4.0),
         lambda k: np.exp(-(k**2) / (2 * 4.0**2)),
         _draw_counts,

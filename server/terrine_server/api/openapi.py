@@ -76,7 +76,7 @@ LABEL_REQUEST: dict[str, Any] = {
                 "schema": BINARY
                 | {
                     "description": "`numpy.savez` or `savez_compressed` of `inputs` and, for "
-                    "interactive_gnmax, `probabilities` of shape [B, m]."
+                    "`interactive_gnmax`, `probabilities` of shape [B, m]."
                 }
             },
         },

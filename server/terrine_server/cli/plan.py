@@ -131,7 +131,7 @@ def _show_fitted(found: Plan, rows: int) -> None:
     sigma, n = float(str(found.chosen.spec["sigma"])), found.chosen.teachers
     fitted = fitted_noise(rows, n, sigma, STUDENT_FEATURES)
     say(
-        f"noisy_votes answers each of {rows:,} rows with noisy counts. The noise of one row's "
+        f"`noisy_votes` answers each of {rows:,} rows with noisy counts. The noise of one row's "
         f"share is {sigma / n:.1%} of the {n:,} teachers; of shares that are fitted to "
         f"{STUDENT_FEATURES} features over all rows, {fitted:.2%}, however many rows: compare it "
         "with how far the votes of the classes lie apart."
@@ -327,8 +327,8 @@ def plan(
         int | None,
         typer.Option(
             min=1,
-            help="For noisy_votes and neighbours: public rows that are all asked once. Default: "
-            "10,000.",
+            help="For `noisy_votes` and `neighbours`: public rows that are all asked once. "
+            "Default: 10,000.",
         ),
     ] = None,
     ensemble: Annotated[
@@ -368,7 +368,7 @@ def plan(
     if ensemble is not None:
         fail("--ensemble goes with neighbours alone. Other plans take --teachers.")
     if rows is not None and not (mechanism or "").startswith("noisy_votes"):
-        fail("--rows goes with noisy_votes or neighbours. For labels one by one leave it out.")
+        fail("--rows goes with `noisy_votes` or `neighbours`. For labels one by one leave it out.")
     ensembles = _ensembles(_sizes(teachers), _how_many(classes), consensus, votes, votes_are)
     origin = "assumed" if votes_are is None else votes_are.value
     if mechanism is None:

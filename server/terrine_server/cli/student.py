@@ -100,9 +100,9 @@ def label(
     """Request labels for inputs and save them, in the order of the inputs.
 
     As arrays: outcomes, labels, charges, and `names`, the labels' class names, empty where there is
-    no label. For a noisy_votes project also noisy_counts and noise_sigma. As CSV: the same, a row
-    for each input. For projects that do not need the student's probabilities. Repeating a query is
-    free.
+    no label. For a project of noisy counts also `noisy_counts` and `noise_sigma`. As CSV: the same,
+    a row for each input. For projects that do not need the student's probabilities. Repeating a
+    query is free.
 
     [bold]Examples[/bold]
 

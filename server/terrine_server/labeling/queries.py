@@ -81,7 +81,7 @@ def input_digests(inputs: np.ndarray, manifest_sha256: str) -> list[bytes]:
 
 
 def query_digests(inputs: list[bytes], baselines: np.ndarray | None) -> list[bytes]:
-    """Return the SHA-256 of each query: its input and, for interactive_gnmax, its baseline."""
+    """Return the SHA-256 of each query: its input and, for `interactive_gnmax`, its baseline."""
     common = hashlib.sha256(b"terrine query 1\0")
     if baselines is None:
         return [_digest(common, digest) for digest in inputs]

@@ -1,14 +1,14 @@
 """The ledger: append-only charges, and the balances that follow from them.
 
-connect, upgrade, check_schema      open a database, migrate it, check its version
-check_definitions                   whether its whole schema is as the migrations make it
-schema_revision                     which tables this version has
-check_writable                      whether a charge could be made durable
-check_rights                        whether this account of PostgreSQL may do all that is needed
-check_active                        raise unless a project is active
-Ledger                              holds ensembles, projects, charging, entries, tokens, log,
-                                    losses, tree, exports and verifier
-seal                                seal a ledger of an earlier version, or with another key
+`connect`, `upgrade`, `check_schema` open a database, migrate it, check its version
+`check_definitions`                  whether its whole schema is as the migrations make it
+`schema_revision`                    which tables this version has
+`check_writable`                     whether a charge could be made durable
+`check_rights`                       whether this account of PostgreSQL may do all that is needed
+`check_active`                       raise unless a project is active
+`Ledger`                             holds ensembles, projects, charging, entries, tokens, log,
+                                     losses, tree, exports and verifier
+`seal`                               seal a ledger of an earlier version, or with another key
 """
 
 from terrine_server.ledger.chain import Action, Actor

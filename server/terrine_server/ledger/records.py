@@ -227,7 +227,7 @@ class ProjectRecord:
 class QueryDigest:
     """SHA-256 of the canonical query, and of its input alone; 32 bytes each.
 
-    A query is more than its input if the student also sends a baseline (interactive_gnmax).
+    A query is more than its input if the student also sends a baseline (`interactive_gnmax`).
     """
 
     query: bytes

@@ -135,7 +135,7 @@ class InteractiveGNMax:
         """Answer, confirm or abstain for each row of counts and probabilities, both [B, m]."""
         votes = full_tallies(counts, self.teachers, self.classes)
         if probabilities is None:
-            raise ParameterError("interactive_gnmax needs the student's class probabilities.")
+            raise ParameterError("`interactive_gnmax` needs the student's class probabilities.")
         student = canonical_probabilities(probabilities, self.classes)
         if len(student) != len(votes):
             raise ParameterError(
@@ -150,7 +150,7 @@ class InteractiveGNMax:
     def outcome_law(self, counts: Counts, probabilities: Probabilities | None = None) -> OutcomeLaw:
         """Return the law of the outcomes on votes, int64[B, m], for forecasts."""
         if probabilities is None:
-            raise ParameterError("interactive_gnmax needs a student: say how accurate it is.")
+            raise ParameterError("`interactive_gnmax` needs a student: say how accurate it is.")
         difference = (counts - self.canonical_baseline(probabilities)).max(axis=1)
         test = NoisyTest(difference, self.threshold, self.sigma1)
         confirmed = probabilities.max(axis=1) > self.confidence

@@ -53,7 +53,7 @@ class NoisyVotes:
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
         check_sigma("sigma", self.sigma)
-        why = "every answer of noisy_votes holds a count for each class; use gnmax for more"
+        why = "every answer of `noisy_votes` holds a count for each class; use gnmax for more"
         integer("classes", self.classes, 2, MAX_COUNTED_CLASSES, why)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
