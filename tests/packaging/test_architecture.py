@@ -20,6 +20,7 @@ SERVER = REPOSITORY / "server" / "terrine_server"
 PRIVACY = SERVER / "privacy"
 PLAN = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 STEPS = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", PLAN)))
+NAMED = sorted(set(re.findall(r"`(\w+)`\s(?:in|of)\s`([\w/]+\.py)`", PLAN)))
 FILES = sorted(set(re.findall(r"`([\w/]+/[\w/]+\.py)`", PLAN)))
 MOST_LINES_OF_THE_PROMISE = 4_700
 
@@ -37,6 +38,8 @@ def defined(path: Path) -> set[str]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
@@ -53,6 +56,11 @@ def test_the_two_walks_are_described() -> None:
 
 @pytest.mark.parametrize(("path", "name"), STEPS)
 def test_every_step_exists(path: str, name: str) -> None:
+    assert name in defined(where(path))
+
+
+@pytest.mark.parametrize(("name", "path"), NAMED)
+def test_every_name_is_in_the_file_that_is_said(name: str, path: str) -> None:
     assert name in defined(where(path))
 
 
