@@ -32,8 +32,10 @@ UNUSED_BYTES = b"\x81\x8d\x8f\x90\x9d"
 """Bytes that mean nothing in it."""
 UNUSED_CHARACTER = re.compile(f"[{UNUSED_BYTES.decode('latin-1')}]")
 HEAD_BYTES = 1024
-NO_TEXT = re.compile(rb"[\x00\x02-\x08\x0e-\x19\x1c-\x1f]")
-"""What no text has among its first bytes, and packed files and those of other programs do."""
+NO_TEXT = re.compile(rb"[\x00\x02-\x06\x0e-\x19\x1c-\x1f]")
+"""What no text has among its first bytes, and packed files and those of other programs do. Text may
+have what terminals act on (bell, backspace, escape): a name with such a character is refused by
+itself."""
 
 
 class TextFile(io.RawIOBase):
