@@ -96,6 +96,8 @@ def test_every_response_is_described_in_the_document(
         case.call_and_validate(session=session, headers=tokens[role], checks=found)
 
     every_reply_is_described()
+    token = schema["/tokens"]["POST"].Case(body={"role": "auditor", "label": "reads"})
+    token.call_and_validate(headers=tokens["admin"], checks=CHECKS)
     counts = answered(server)
     tell(counts)
     assert counts.total() >= DOCUMENTED // share
