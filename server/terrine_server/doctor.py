@@ -427,7 +427,7 @@ def check_log(ledger: Ledger) -> Iterator[Finding]:
         )
     if found.ok:
         entries = quantity(found.entries, "entry says", "entries say")
-        said = f"Requests, tokens, projects and ensembles are as its {entries}."
+        said = f"Tokens, projects and ensembles are as its {entries}."
         yield Finding("log", Severity.OK, said)
 
 

@@ -90,7 +90,7 @@ def public_features(
     oriented gradients are reduced by a random orthogonal projection to four times the width: it is
     data-independent and needs more dimensions. Tables get bins at the quantiles of public rows
     (`linear.fit_bins`, which explains `whiten`). Without public rows, or with too few, tables keep
-    their encoded columns. Of texts, principal components of n-grams and embeddings stand beside the
+    their encoded columns. Of texts, principal components of n-grams stand beside the
     other columns' bins (`texts.py`), and with the kind `fine_graph` coordinates of their graph;
     without public rows, a random projection of all.
     With a backbone, its embeddings replace oriented gradients, of images and of tables; without

@@ -140,7 +140,7 @@ def verify(
 ) -> None:
     """Recompute every hash, number, price, balance and seal. Exits with code 1 if any is wrong.
 
-    With `all`, also the administrative log, and requests, tokens, projects and ensembles by it.
+    With `all`, also the administrative log, and tokens, projects and ensembles by it.
 
     An older backup, a rewritten chain, or entries removed from the end together with a balance set
     back to match, are consistent in themselves: only what is kept elsewhere reveals them, a
