@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import terrine_client
@@ -44,7 +43,6 @@ NOT_RUN = {
     "from terrine_models.data.images": "needs a folder of pictures; test_default_way.py has one",
     "from terrine_client.estimator import": "needs labelled data; tests/client/test_estimator.py",
     "client.label(frame)": "needs a table; tests/client/test_rows.py",
-    "answers = client.label(frame).to_frame()": "needs a table; tests/client/test_rows.py",
     "tar --create": "needs Docker; tests/docker/test_hospital.py runs such lines",
 }
 """How a line, or a block in Python, begins, and why it is not run."""
@@ -71,46 +69,12 @@ def programs(page: Path) -> list[str]:
 
 def test_what_is_left_out_is_in_the_documentation() -> None:
     shell = [line for _, text in blocks(QUICKSTART, "bash") for line in lines(text)]
+    assert [line for line in shell if not left_out(line)] == []
     code = [*shell, *programs(README), *programs(CLIENT)]
     assert [start for start in NOT_RUN if not any(c.startswith(start) for c in code)] == []
 
 
-# ----------------------------------------------------------------------- README and quickstart
-
-
-def test_the_quickstart_from_private_records_to_a_checked_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terrine: Terrine
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TERRINE_DATA_DIR")  # the reader has set nothing
-    monkeypatch.setenv(SEED, "0")
-    private, labels = smudged(3000, seed=1)
-    pool, truth = smudged(200, seed=2)
-    np.savez("private.npz", x=private, y=labels)
-    np.savez("pool.npz", x=pool)
-    data = tmp_path / "terrine-data"
-    machine = Machine(data, f"sqlite:///{data / 'terrine.sqlite'}", terrine)
-
-    student = ""
-    shell: list[str] = []
-    for _, text in blocks(QUICKSTART, "bash"):
-        shell += [line for line in lines(text) if not left_out(line)]
-    owner = [shlex.split(line)[1:] for line in shell if line.startswith("terrine ")]
-    for command in owner:
-        said = terrine(*command).fine
-        if command[:2] == ["token", "create"]:
-            student = secret(said)
-    assert len(owner) == len(shell), "a line of another kind: run it or list it"
-    auditor = secret(terrine("token", "create", "--role", "auditor").fine)
-
-    with serving_process(machine) as server:
-        with Client(server.url, student) as client:
-            bought = client.label(pool)
-        assert bought.answered.sum() > 100
-        assert (bought.labels == truth)[bought.answered].mean() > 0.9
-        with Client(server.url, auditor) as client:
-            assert client.verify("study").ok
-    assert "intact" in terrine("ledger", "verify", "study").fine
+# -------------------------------------------------------------------------------------- README
 
 
 STAYS = "python3 docs/tutorials/stays.py"
@@ -181,23 +145,6 @@ def test_pate_over_rest_from_made_up_stays_to_the_ledger(
     assert re.search(r"^interactive: intact, 1 charge$", verified, re.MULTILINE), verified
 
 
-def smudged(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A zero and a one, over and over, each time with other smudges; [count, 8, 8].
-
-    Two of the ten classes, so that the quickstart's thousand teachers agree after few records each.
-    """
-    labels = np.arange(count) % 2
-    clean = load_digits().images[:2][labels]
-    smudges = np.random.default_rng(seed).integers(-3, 4, clean.shape)
-    return np.clip(clean + smudges, 0, 16).astype(np.uint8), labels
-
-
-def secret(said: str) -> str:
-    found = re.search(r"terrine_\S+", said)
-    assert found is not None, said
-    return found[0]
-
-
 # ---------------------------------------------------------------------------------- docs/client.md
 
 
@@ -245,6 +192,5 @@ def test_a_program_of_the_client_page_runs(study: Study, program: str) -> None:
             "x": x,
             "a": x[:3],
             "b": x[3:],
-            "features": x.reshape(len(x), -1) / 16,
         }
         run(program.replace(EXAMPLE, study.url), names)
