@@ -16,14 +16,17 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "\n>>> " in page.read_text("utf-8")]
 
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_number_is_printed_by_its_code(page: Path) -> None:
     result = doctest.testfile(str(page), module_relative=False)
     assert result.attempted > 0
     assert result.failed == 0
 
+
 def test_pages_with_numbers_are_found() -> None:
     assert {"gnmax", "joint-price", "simulation"} <= {page.stem for page in PAGES}
+
 
 def test_the_tables_for_committees_are_those_that_are_computed() -> None:
     delta = 1e-5
@@ -49,6 +52,7 @@ def test_the_tables_for_committees_are_those_that_are_computed() -> None:
     page = (DOCS / "adoption.md").read_text("utf-8")
     tables = re.findall(r"(?:^\| [\d.]+ \|.*\n)+", page, re.MULTILINE)
     assert tables == [odds.replace("%", " %"), people]
+
 
 def test_the_delta_that_committees_are_told_is_the_one_that_quickstart_chooses() -> None:
     page = (DOCS / "adoption.md").read_text("utf-8")
