@@ -214,7 +214,7 @@ class InternalError(ProblemError): ...
 _KINDS = {kind.slug: kind for kind in ProblemError.__subclasses__()}
 
 
-def make_problem_error(problem: Problem, retry_after: float | None = None) -> ProblemError:
+def make_problem_error(problem: Problem, retry_after: float | None) -> ProblemError:
     """Return the error of the problem's type."""
     kind = _KINDS.get(problem.type.rsplit("/", 1)[-1], ProblemError)
     return kind(problem, retry_after)

@@ -306,14 +306,6 @@ class Frontier:
         return root
 
 
-def root_of(leaves: Iterable[bytes]) -> bytes:
-    """Return the root over leaves, given by their hashes."""
-    tree = Frontier()
-    for leaf in leaves:
-        tree.append(leaf)
-    return tree.root
-
-
 def perfect_root(hashes: Sequence[bytes]) -> bytes:
     """Return the root over a power of two of hashes."""
     while len(hashes) > 1:

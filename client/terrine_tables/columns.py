@@ -6,7 +6,6 @@ which of them each row has: a value that repeats is read once.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from bisect import bisect_right
@@ -15,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,7 +21,6 @@ from numpy.typing import NDArray
 
 from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name, quote_text
 from terrine_protocol.errors import ClippedError, DataError
-from terrine_protocol.files import open_regular_file
 from terrine_protocol.schema import FEATURE_ROLES, Column, DateOrder, TableSchema
 from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
@@ -590,15 +587,6 @@ def rows_at_a_time(columns: int) -> int:
 def rows_at_least(columns: int) -> int:
     """How many rows of a wide table are held as text."""
     return max(1, min(MIN_BLOCK_ROWS, MAX_BLOCK_FIELDS // max(1, columns)))
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal. Raises DataError."""
-    try:
-        with open_regular_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 class GrowingArray(Generic[T]):

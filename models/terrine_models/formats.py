@@ -207,8 +207,8 @@ def format_of(path: Path, like: Layout | None = None) -> DataFormat:
 def private_schema(
     data: Path,
     schema: Path | None,
-    classes: Sequence[str] | None = None,
-    image: ImageFormat | None = None,
+    classes: Sequence[str] | None,
+    image: ImageFormat | None,
 ) -> TableSchema | None:
     """Return the schema of private records that are a table; refuse options of other formats."""
     if not is_table(data):

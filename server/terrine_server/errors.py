@@ -160,8 +160,8 @@ class SchemaMismatch(DatabaseUnavailable):
 class NotSealed(DatabaseUnavailable):
     """The ledger's rows are not sealed with this server's secret key."""
 
-    def __init__(self, detail: str, cause: str = "") -> None:
-        super().__init__(detail, cause, reason="misconfigured")
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, reason="misconfigured")
 
 
 class LedgerCorrupted(DatabaseUnavailable):

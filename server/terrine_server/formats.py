@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from terrine_protocol.mechanisms import mechanism_text
 from terrine_protocol.names import show_text
@@ -36,15 +36,6 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def mark_code(text: str) -> Markup:
-    """Return a text, escaped, in which what is between backticks is code."""
-    parts = text.split("`")
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
-        for place, part in enumerate(parts)
-    )
-
-
 def show_value(value: Any) -> Any:
     """Return what stands in a page: of texts of others, nothing that turns the text beside it."""
     return show_text(value) if type(value) is str else value
@@ -60,7 +51,6 @@ FILTERS = {
     "number": format_count,
     "figure": format_number,
     "mechanism": mechanism_text,
-    "coded": mark_code,
     "at_most": format_bound,
 }
 """By their names in templates."""

@@ -89,7 +89,7 @@ def test_a_head_that_never_ends_is_closed(hasty: RunningServer) -> None:
     talking = [Wire(hasty) for _ in range(20)]
     for wire, begun in zip(talking, HEADS * 10, strict=True):
         wire.send(begun)
-    dribble(talking, b"x")
+    dribble(talking)
     assert all(wire.ends() for wire in [*silent, *talking])
     body = question()
     wire, reply = first_reply(hasty, label(hasty.token(), body, f"Content-Length: {len(body)}"))
@@ -103,7 +103,7 @@ def test_a_second_head_has_the_same_time_limit_as_the_first(hasty: RunningServer
     with closing(wire):
         assert reply.status == 200
         wire.send(HEADS[1])
-        dribble([wire], b"x")
+        dribble([wire])
         assert wire.ends()
 
 
@@ -128,15 +128,15 @@ def test_endless_bodies_are_refused_and_cost_nothing(hasty_with_bodies: RunningS
     server = hasty_with_bodies
     wires, before = [Wire(server) for _ in range(60)], charges(server)
     endless_bodies(server, wires)
-    dribble(wires[1::2], b"x")
+    dribble(wires[1::2])
     assert {wire.reply().slug for wire in wires} == {"request-timeout"}
     assert all(wire.ends() for wire in wires)
     assert charges(server) == before
     answers(server, 2)
 
 
-def dribble(wires: list[Wire], data: bytes) -> None:
-    """Send `data` again and again until the server responds or closes.
+def dribble(wires: list[Wire]) -> None:
+    """Send a byte again and again until the server responds or closes.
 
     A server that measures the time since the last byte would never do so.
     """
@@ -144,7 +144,7 @@ def dribble(wires: list[Wire], data: bytes) -> None:
     while waiting := [wire for wire in wires if wire.silent()]:
         assert time.monotonic() < deadline, "the server waits for the end of an endless request"
         for wire in waiting:
-            wire.send(data)
+            wire.send(b"x")
         time.sleep(0.1)
 
 

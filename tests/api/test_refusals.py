@@ -20,11 +20,11 @@ from support.data import DigitsEnsemble
 from support.databases import database_gone
 from support.documents import ROOT
 from support.servers import INTERACTIVE, RunningServer, running_server
+from support.tables import even_pool
 from support.wording import refuses
 from terrine_client import BudgetExhausted, Client, Forbidden
 from terrine_models.data.arrays import Dataset
 from terrine_models.storage.manifests import manifest_digest
-from terrine_models.tables.designed import Margins, design_pool, margin_questions
 from terrine_models.tables.loading import encoded_input
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import PROBLEMS
@@ -368,7 +368,7 @@ def test_a_designed_pool_that_was_altered_is_not_sent(tmp_path: Path) -> None:
             ]
         }
     )
-    pool = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=20)
+    pool = even_pool(schema, rows=20)
     random = np.random.default_rng(0)
     inputs = np.eye(3, dtype=np.float32)[random.integers(3, size=40)]
     labels = random.integers(2, size=40)

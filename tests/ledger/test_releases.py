@@ -39,7 +39,7 @@ from support.processes import at_once, in_processes
 from support.servers import REPOSITORY
 from support.wording import refuses
 from support.workers import die_opening
-from terrine_protocol import EnsembleFacts, HistogramRelease, Outcome, ProjectStatus
+from terrine_protocol import HistogramRelease, Outcome, ProjectStatus
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import canonical_json, release_digest
@@ -60,9 +60,9 @@ def new_project(name: str = "study", release: HistogramRelease | None = HISTOGRA
     return NewProject(name, "mnist", COUNTED, begun_terms(release))
 
 
-def begun_ledger(url: str, facts: EnsembleFacts = BEGUN) -> Ledger:
+def begun_ledger(url: str) -> Ledger:
     ledger = Ledger(migrated(url), SECRET_KEY)
-    register(ledger, "mnist", facts=facts)
+    register(ledger, "mnist", facts=BEGUN)
     return ledger
 
 

@@ -33,11 +33,11 @@ def spec_of(x: NDArray[np.uint8]) -> InputSpec:
     return InputSpec(shape=x.shape[1:], dtype="uint8", low=0, high=255)
 
 
-def by_colour(shape: tuple[int, int, int], rows: int = 1200, classes: int = 4) -> Pictures:
+def by_colour(shape: tuple[int, int, int], rows: int = 1200) -> Pictures:
     """Noise around a colour, which is the class."""
     random = np.random.default_rng(0)
-    colours = random.permuted(np.linspace(50, 205, classes * shape[2])).reshape(classes, -1)
-    y = random.integers(classes, size=rows)
+    colours = random.permuted(np.linspace(50, 205, 4 * shape[2])).reshape(4, -1)
+    y = random.integers(4, size=rows)
     x = colours[y][:, None, None] + random.normal(0, 12, (rows, *shape))
     return x.clip(0, 255).astype(np.uint8), y
 

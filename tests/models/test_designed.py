@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.tables import even_pool
 from support.wording import holds
 from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.storage.manifests import (
@@ -185,7 +186,7 @@ def test_a_pool_follows_from_schema_and_margins_alone(people: Dataset) -> None:
 
 @pytest.mark.parametrize("even", ["rows", "natural"])
 def test_designed_rows_are_rows_that_the_schema_could_encode(even: str) -> None:
-    pool = design_pool(SCHEMA, Margins.of_schema(margin_questions(SCHEMA)), rows=4000)
+    pool = even_pool(SCHEMA, rows=4000)
     rows = getattr(pool, even)
     assert rows.dtype == np.float32
     assert rows.shape[1:] == encoded_input(SCHEMA).shape
@@ -304,7 +305,7 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
     blank = Ensemble.load(tmp_path / "fewer").voting.choose(torch.from_numpy(asked))[:, 7]
     assert blank.tolist() == [0, 0, 0]
 
-    pool = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=300)
+    pool = even_pool(schema, rows=300)
     release = HistogramRelease(sigma=9.0, cells=(43, 3, 2), schema_sha256=digest_schema(schema))
     begun: dict[str, Any] = {
         "name": "h",
@@ -319,7 +320,7 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
     kept = load_begun_pool(tmp_path / "heads")
     assert kept is not None, "what was released is not drawn anew"
     assert kept.to_bytes() == pool.to_bytes()
-    another = design_pool(schema, Margins.of_schema(margin_questions(schema)), rows=300, seed=1)
+    another = even_pool(schema, rows=300, seed=1)
     with pytest.raises(TrainingError):
         train_ensemble(data, tmp_path / "heads", **{**begun, "pool": another})
 

@@ -27,7 +27,6 @@ from terrine_server.ledger.verifying import verify_export
 from terrine_server.owner.checkpoints import load_checkpoint_key, load_policy
 from terrine_server.owner.sign_in import SecretKeyError, load_secret_key
 from terrine_server.settings import Settings
-from terrine_tables.columns import sha256
 from terrine_tables.files import check_table
 
 SAYS = ("regular", "pipe", "device")
@@ -59,7 +58,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda path: load_images(path.parent, ImageFormat(height=2, width=2, grey=True)),
     ),
     "a table": ("table.csv", check_table),
-    "a table's digest": ("table.csv", sha256),
     "a schema": ("schema.json", read_schema),
     "a partition": ("partition.json", read_partition),
     "an owner's token": (

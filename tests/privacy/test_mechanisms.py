@@ -243,7 +243,7 @@ BETWEEN: dict[str, list[str]] = {
     **{f"privacy/mechanisms/{name}.py": [] for name in ("base", *mechanisms.MECHANISMS)},
     "privacy/noise.py": ["add_noise", "noisy_max", "sample", "_locate"],
     "privacy/numbers.py": ["full_tallies", "check_counts_shape"],
-    "privacy/published.py": ["places", "values", "_statistic", "union_bound"],
+    "privacy/published.py": ["places", "values", "statistic_of", "union_bound"],
     "labeling/voters.py": ["get_full_tallies", "record_weights", "_check_weights"],
     "labeling/strategies.py": ["vote"],
     "labeling/pipeline.py": ["_draw", "_select_rows"],

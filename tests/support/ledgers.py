@@ -100,8 +100,8 @@ def abstained(query: object, given: object = None) -> Proposal:
     return Proposal(digest(query), whole, VoteOutcome.ABSTAINED, None)
 
 
-def unvoted(query: object, given: object = None) -> Proposal:
-    return Proposal(digest(query), digest(query if given is None else given), None, None)
+def unvoted(query: object) -> Proposal:
+    return Proposal(digest(query), digest(query), None, None)
 
 
 def open_ledger(url: str, epsilon: float = 20.0, key: bytes = SECRET_KEY) -> Ledger:
@@ -252,13 +252,13 @@ CONSENSUS = (Consensus(0.95, 7), Consensus(0.8, 2), Consensus(0.5, 1))
 
 
 @lru_cache
-def published_terms(epsilon: float = EPSILON) -> Terms:
+def published_terms() -> Terms:
     """Terms of GNMax, with the release and the schedule that suit the expected consensus."""
     votes = Votes.synthetic(CONSENSUS, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES)
-    publishing = choose_schedule(PUBLISHING_GNMAX, votes, epsilon=epsilon, delta=DELTA, order=ORDER)
+    publishing = choose_schedule(PUBLISHING_GNMAX, votes, epsilon=EPSILON, delta=DELTA, order=ORDER)
     return quote(
         build_mechanism(PUBLISHING_GNMAX, teachers=PUBLISHING_TEACHERS, classes=PUBLISHING_CLASSES),
-        epsilon,
+        EPSILON,
         DELTA,
         cap_rule=PUBLISHING_CAP.rule,
         publishing=publishing,
@@ -405,11 +405,10 @@ def open_people(
     url: str,
     epsilon: float = 1.0,
     spec: dict[str, Any] = NEIGHBOURS,
-    shape: int = PEOPLE,
     spare: bool = False,
 ) -> Opened:
     ledger = Ledger(migrated(url), SECRET_KEY)
-    register_people(ledger, shape)
+    register_people(ledger)
     people = People(spare)
     return Opened(url, ledger, people, TheirVoters(people), open_study(ledger, epsilon, spec))
 

@@ -16,15 +16,13 @@ INPUTS, HIDDEN, CLASSES = 8, 16, 3
 Change = Callable[[onnx.ModelProto], None]
 
 
-def mlp(
-    seed: int = 0, inputs: int = INPUTS, hidden: int = HIDDEN, classes: int = CLASSES
-) -> onnx.ModelProto:
+def mlp(seed: int = 0, inputs: int = INPUTS, classes: int = CLASSES) -> onnx.ModelProto:
     """A network [batch, inputs] → scores [batch, classes] with random weights."""
     draws = np.random.default_rng(seed)
     weights = {
-        "w1": draws.normal(size=(inputs, hidden)).astype(np.float32),
-        "b1": draws.normal(size=hidden).astype(np.float32),
-        "w2": draws.normal(size=(hidden, classes)).astype(np.float32),
+        "w1": draws.normal(size=(inputs, HIDDEN)).astype(np.float32),
+        "b1": draws.normal(size=HIDDEN).astype(np.float32),
+        "w2": draws.normal(size=(HIDDEN, classes)).astype(np.float32),
         "b2": np.zeros(classes, np.float32),
     }
     nodes = [

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -471,7 +471,7 @@ NUMBERS = count()
 """Of servers, each of which has a log of its own."""
 
 
-def certified(directory: Path, name: str, days: float = 1) -> Path:
+def certified(directory: Path, name: str) -> Path:
     """Make a certificate for 127.0.0.1, and its key beside it; it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -483,7 +483,7 @@ def certified(directory: Path, name: str, days: float = 1) -> Path:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=10))
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + timedelta(days=1))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
         )
@@ -557,13 +557,11 @@ class RunningWitness:
 
 
 @contextmanager
-def witnessing(
-    state: Path, name: str = "w", log: VerifierKey = LOG.verifier, port: int = 0
-) -> Iterator[RunningWitness]:
+def witnessing(state: Path, name: str = "w", port: int = 0) -> Iterator[RunningWitness]:
     """Serve a witness of this log in a thread, with its state in this directory."""
     service = pytest.importorskip("terrine_addons.witness.service")
     key = witness_key(name)
-    witness: Witness = service.Witness(key, [log], state)
+    witness: Witness = service.Witness(key, [LOG.verifier], state)
     (own,) = listening.bind("127.0.0.1", port)
     app = service.serve_app(witness)
     config = uvicorn.Config(app, log_level="critical", **uvicorn_options(service.LIMITS))
@@ -618,6 +616,14 @@ def signed(size: int, root: bytes, log: SignerKey = LOG) -> str:
     return str(Note(text, (log.sign(text),)))
 
 
+def root_of(leaves: Iterable[bytes]) -> bytes:
+    """The root over leaves, given by their hashes."""
+    tree = transparency.Frontier()
+    for leaf in leaves:
+        tree.append(leaf)
+    return tree.root
+
+
 class History:
     """A history of a log in memory: what it could have signed, and how it could prove it."""
 
@@ -626,7 +632,7 @@ class History:
         self._leaves = [transparency.leaf_hash(text.encode()) for text in texts]
 
     def root(self, size: int) -> bytes:
-        return transparency.root_of(self._leaves[:size])
+        return root_of(self._leaves[:size])
 
     def note(self, size: int) -> str:
         return signed(size, self.root(size))
@@ -640,7 +646,7 @@ class History:
         return transparency.prove_consistency(old, size, self._perfect)
 
     def _perfect(self, height: int, index: int) -> bytes:
-        return transparency.root_of(self._leaves[index << height : (index + 1) << height])
+        return root_of(self._leaves[index << height : (index + 1) << height])
 
 
 def _base64(hash: bytes) -> str:

@@ -26,6 +26,13 @@ import pytest
 
 from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DataError, Dataset
+from terrine_models.tables.designed import (
+    DesignedPool,
+    Margins,
+    design_pool,
+    margin_questions,
+    question_widths,
+)
 from terrine_models.tables.loading import load_table
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.training import train_ensemble
@@ -622,3 +629,11 @@ NUMBERED_LABELS: list[tuple[list[int], tuple[str, ...], list[int] | None]] = [
     ([1, 1], ("1", "1.0"), None),
 ]
 """Numbers, the names of classes, and which of these each number is; None if it is refused."""
+
+
+def even_pool(schema: TableSchema, rows: int, seed: int = 0) -> DesignedPool:
+    """Rows designed for tables of which nothing was counted: each value is as likely as another."""
+    questions = margin_questions(schema)
+    widths = [question_widths(each) for each in questions]
+    margins = Margins(tuple(questions), tuple(each / each.sum() for each in widths), 0.0, 0)
+    return design_pool(schema, margins, rows=rows, seed=seed)

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from support.ledgers import COUNTED, NOISY, answered, charge_one, counted, open_ledger, open_project
 from support.processes import PATIENCE_SECONDS, start
+from support.servers import root_of
 from support.workers import ask_and_log, grow_until
 from terrine_protocol import transparency as trees
 from terrine_protocol.transparency import WIDTH, Tile, Tiles, commitment, tile_of
@@ -75,12 +76,12 @@ def test_every_entry_is_logged_once_and_in_order(
     leaves = check_whole(ledger)
     assert len(leaves) > 4 * WIDTH
     for size in sizes:
-        assert ledger.tree.root(size) == trees.root_of(leaves[:size])
+        assert ledger.tree.root(size) == root_of(leaves[:size])
         proof = ledger.tree.consistency(size, sizes[-1])
-        before, after = trees.root_of(leaves[:size]), trees.root_of(leaves)
+        before, after = root_of(leaves[:size]), root_of(leaves)
         trees.check_consistency(size, sizes[-1], before, after, proof)
     tiles = Tiles(sizes[-1], ledger.tree.tile)
-    assert trees.subtree_root(0, sizes[-1], tiles.perfect) == trees.root_of(leaves)
+    assert trees.subtree_root(0, sizes[-1], tiles.perfect) == root_of(leaves)
     for index in (0, 4):
         tile = tile_of(sizes[-1], 0, index)
         assert ledger.tree.tile(tile) == b"".join(leaves[index * WIDTH :][: tile.width])
@@ -162,7 +163,7 @@ def test_processes_that_charge_grow_and_die_log_every_entry_once(
         assert grower.exitcode == 0
     leaves = check_whole(ledger)
     assert ledger.tree.grow() == len(leaves) > 40
-    assert ledger.tree.root(len(leaves)) == trees.root_of(leaves)
+    assert ledger.tree.root(len(leaves)) == root_of(leaves)
     told = sum(
         len(path.read_text().splitlines())
         for path in tmp_path.iterdir()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pymerkle import InmemoryTree
 
+from support.servers import root_of
 from terrine_protocol import transparency
 from terrine_protocol.transparency import WIDTH, Tile, Tiles, tile_of
 
@@ -26,7 +27,7 @@ def tiles_of(size: int) -> Tiles:
         span = WIDTH**tile.level
         starts = [(tile.index * WIDTH + i) * span for i in range(tile.width)]
         assert starts[-1] + span <= size
-        return b"".join(transparency.root_of(LEAVES[start : start + span]) for start in starts)
+        return b"".join(root_of(LEAVES[start : start + span]) for start in starts)
 
     return Tiles(size, fetch)
 
@@ -76,14 +77,14 @@ def test_a_large_tree_is_proven_from_its_tiles_alone() -> None:
     tiles = tiles_of(size)
     fetch = tiles._fetch
     tiles._fetch = lambda tile: asked.append(tile) or fetch(tile)  # type: ignore[func-returns-value]
-    root = transparency.root_of(LEAVES)
+    root = root_of(LEAVES)
     assert transparency.subtree_root(0, size, tiles.perfect) == root
     for index in (0, 255, 256, 65_535, 65_536, 69_999):
         proof = transparency.prove_inclusion(index, size, tiles.perfect)
         transparency.check_inclusion(LEAVES[index], index, size, root, proof)
     for old in (1, 255, 256, 257, 65_535, 65_536, 69_999):
         proof = transparency.prove_consistency(old, size, tiles.perfect)
-        transparency.check_consistency(old, size, transparency.root_of(LEAVES[:old]), root, proof)
+        transparency.check_consistency(old, size, root_of(LEAVES[:old]), root, proof)
     assert len(set(asked)) == len(asked) < 12
     assert all(tile == tile_of(size, tile.level or 0, tile.index) for tile in asked)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.servers import root_of
 from support.wording import refuses
 from terrine_protocol import transparency
 from terrine_protocol.transparency import (
@@ -245,9 +246,9 @@ NOT_CHECKPOINTS = [
 
 
 def test_the_roots_are_those_of_others() -> None:
-    assert transparency.root_of([]) == transparency.EMPTY_ROOT
+    assert root_of([]) == transparency.EMPTY_ROOT
     for size, root in enumerate(ROOTS, start=1):
-        assert transparency.root_of(HASHES[:size]) == root
+        assert root_of(HASHES[:size]) == root
         assert transparency.subtree_root(0, size, perfect) == root
 
 

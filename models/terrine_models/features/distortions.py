@@ -30,12 +30,7 @@ DRAWS = 6 + 2 * LATTICE_SIDE * LATTICE_SIDE
 """Uniform draws from [-1, 1] for one distortion."""
 
 
-def distort(
-    images: Array,
-    draws: Array,
-    rotation: float = ROTATION_DEGREES,
-    elastic: float = ELASTIC_SHARE,
-) -> Array:
+def distort(images: Array, draws: Array, rotation: float, elastic: float) -> Array:
     """Distort `images` [B, C, H, W] by `draws` [B, DRAWS], uniform in [-1, 1].
 
     `rotation`: the largest angle, in degrees. `elastic`: the largest elastic displacement, as a

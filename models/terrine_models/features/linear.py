@@ -168,7 +168,7 @@ GRAPH_STIFFNESS = 0.01
 """Added to each eigenvalue, so that the smoothest functions do not dominate all others."""
 
 
-def embed(points: Floats, width: int, power: float = 1.0) -> tuple[Floats, Floats]:
+def embed(points: Floats, width: int, power: float) -> tuple[Floats, Floats]:
     """Coordinates [N, width] of `points` [N, D] of unit length, and their scales [N].
 
     The smoothest functions on the nearest-neighbour graph (Belkin and Niyogi, "Laplacian

@@ -245,12 +245,6 @@ class Margins:
             shares.append(kept / kept.sum())
         return cls(tuple(questions), tuple(shares), sigma, units)
 
-    @classmethod
-    def of_schema(cls, questions: Sequence[Question]) -> Margins:
-        """Of nothing but a schema: numbers spread over their range, all else evenly."""
-        widths = [question_widths(each) for each in questions]
-        return cls(tuple(questions), tuple(each / each.sum() for each in widths), 0.0, 0)
-
     @property
     def prior(self) -> Floats:
         """The share of each class, [m]."""

@@ -422,7 +422,7 @@ def _most_common(column: ColumnStats) -> tuple[list[str], float]:
     return most, sum(counts[value] for value in most) / column.given
 
 
-def _common(column: ColumnStats, doubt: str | None = None) -> RoleGuess:
+def _common(column: ColumnStats, doubt: str | None) -> RoleGuess:
     most, share = _most_common(column)
     described = Column(name=column.name, role="categorical", values=tuple(most))
     count = f"{column.different} categories"

@@ -76,7 +76,7 @@ class AuditFinding:
         unit: Unit,
         measured: float,
         price: float,
-        claimed: bool = False,
+        claimed: bool,
     ) -> AuditFinding:
         """Judge a measured loss against the price."""
         exceeded = measured > price

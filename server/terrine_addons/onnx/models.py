@@ -25,7 +25,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(uint8)": np.dtype(np.uint8),
 }
 """What a model may take as its input."""
-LABELS = ("tensor(int64)", "tensor(int32)", "tensor(string)")
 
 BLOCK_BYTES = 256 * 2**20
 VALUE_BYTES = 400
@@ -142,9 +141,7 @@ def block_of(shape: Sequence[int]) -> int:
     return max(1, min(MAX_BLOCK_INPUTS, BLOCK_BYTES // (VALUE_BYTES * math.prod(shape))))
 
 
-def choose_classes(
-    values: Values, rows: int, classes: Sequence[str], by_index: bool = False
-) -> Ints:
+def choose_classes(values: Values, rows: int, classes: Sequence[str], by_index: bool) -> Ints:
     """The classes [rows] that scores [rows, m] or labels [rows] or [rows, 1] choose.
 
     The highest score, the lowest index of equals; 0 where a score is not finite or a label is no

@@ -130,9 +130,9 @@ class _Graph:
         """[B, …] as [B, D]."""
         return self("Flatten", x, axis=1)
 
-    def joined(self, parts: Sequence[str], axis: int = 1) -> str:
+    def joined(self, parts: Sequence[str]) -> str:
         """Results side by side."""
-        return parts[0] if len(parts) == 1 else self("Concat", *parts, axis=axis)
+        return parts[0] if len(parts) == 1 else self("Concat", *parts, axis=1)
 
     def wider(self, x: str, axis: int) -> str:
         """The result with one more axis, of size 1."""
@@ -386,7 +386,7 @@ def _scores(
 
 
 def make_graph(
-    student: Student, digest: str, statement: PrivacyStatement | None = None
+    student: Student, digest: str, statement: PrivacyStatement | None
 ) -> onnx.ModelProto:
     """The model: inputs `x` [B, *shape] to `label` [B] and `probabilities` [B, m].
 

@@ -364,7 +364,7 @@ def events_of(mechanism: Mechanism) -> dict[str, Any]:
     return {str(outcome): event.to_json() for outcome, event in mechanism.events().items()}
 
 
-def entry_event(events: Mapping[str, Any], outcome: str, baseline: int = 0) -> Mapping[str, Any]:
+def entry_event(events: Mapping[str, Any], outcome: str, baseline: int) -> Mapping[str, Any]:
     """Return the cost event of an entry. `baseline`: see `Terms.price`."""
     event: Mapping[str, Any] = events[outcome]
     return {**event, "baseline": baseline} if baseline else event

@@ -122,12 +122,12 @@ def count_waiting(connection: Connection, source: EntrySource) -> int:
     return int(connection.execute(count).scalar_one())
 
 
-def compute_growth(connection: Connection, most: int) -> TreeGrowth:
-    """Return what is to be added next: up to so many entries, in the order of their sources.
+def compute_growth(connection: Connection) -> TreeGrowth:
+    """Return what is to be added next: up to `MAX_NEW_LEAVES` entries, by their sources.
 
     All hashes are computed here, so that whoever adds it has the database to itself only briefly.
     """
-    row, before, runs, left = load_head(connection), count_leaves(connection), [], most
+    row, before, runs, left = load_head(connection), count_leaves(connection), [], MAX_NEW_LEAVES
     blinding = secrets.token_bytes(32) if row is None else row.blinding
     for source in load_sources(connection):
         found = connection.execute(_entries_after(source).limit(left)).all()
@@ -482,12 +482,12 @@ class Tree:
         """
         while True:
             with self._access.snapshot() as connection:
-                added = compute_growth(connection, MAX_NEW_LEAVES)
+                added = compute_growth(connection)
             if added.runs:
                 with writing(self._access.engine) as connection:
                     locks.lock_tree(connection)
                     if count_leaves(connection) != added.size:  # another was sooner
-                        added = compute_growth(connection, MAX_NEW_LEAVES)
+                        added = compute_growth(connection)
                     append_leaves(connection, added)
             if added.leaves < MAX_NEW_LEAVES:
                 return added.size + added.leaves

@@ -56,7 +56,6 @@ from terrine_server.privacy.numbers import (
     Floats,
     bit_rdp,
     check_orders,
-    check_votes,
     full_tallies,
     log1mexp,
     log_tails,
@@ -289,23 +288,12 @@ def _distinct(log_q: ArrayLike) -> tuple[Floats, NDArray[np.intp]]:
 
 
 def statistic_of(
-    event: GaussianThreshold | StabilityTest, counts: Counts, baselines: Counts | None = None
+    event: GaussianThreshold | StabilityTest, votes: Counts, baselines: Counts | None
 ) -> Counts:
     """Return the integer that the event compares with its threshold, int[B].
 
-    max_j (n_j − b_j) for a threshold, the distance to instability for a stability test. Raises
-    `ParameterError` if it lies outside the event's range.
+    max_j (n_j − b_j) for a threshold, the distance to instability for a stability test.
     """
-    statistic = _statistic(event, check_votes(counts), baselines)
-    low, high = statistic_range(event)
-    if len(statistic) and (statistic.min() < low or statistic.max() > high):
-        raise ParameterError(f"The votes were not cast by the ensemble of this event: {event}.")
-    return statistic
-
-
-def _statistic(
-    event: GaussianThreshold | StabilityTest, votes: Counts, baselines: Counts | None
-) -> Counts:
     if isinstance(event, StabilityTest):
         return distance_to_instability(votes)
     if baselines is None:
@@ -483,7 +471,7 @@ class _EventStatistic:
         """Return the statistic of each row of votes, int64[B]."""
         if isinstance(self.event, GaussianThreshold | StabilityTest):
             low, high = statistic_range(self.event)
-            return np.clip(_statistic(self.event, votes, baselines), low, high) - low
+            return np.clip(statistic_of(self.event, votes, baselines), low, high) - low
         if self.log_tails is None or self.levels is None:
             return np.zeros(len(votes), dtype=np.int64)
         mean_tail = union_bound(votes, self.log_tails) - math.log(votes.shape[1] - 1)

@@ -102,7 +102,7 @@ def noisy_max_sensitivity(
     """Return the local sensitivities of one noisy maximum's cost at one order."""
     if isinstance(event, GaussianNoisyMax):
         return NoisyMaxSensitivity(gaussian_curve(event.sigma, classes, order))
-    return NoisyMaxSensitivity(laplace_curve(event.gamma, classes, order))
+    return NoisyMaxSensitivity(laplace_curve(event.gamma, order))
 
 
 @lru_cache(maxsize=32)
