@@ -635,5 +635,5 @@ def even_pool(schema: TableSchema, rows: int, seed: int = 0) -> DesignedPool:
     """Rows designed for tables of which nothing was counted: each value is as likely as another."""
     questions = margin_questions(schema)
     widths = [question_widths(each) for each in questions]
-    margins = Margins(tuple(questions), tuple(each / each.sum() for each in widths), 0.0, 0)
+    margins = Margins(tuple(questions), tuple(each / each.sum() for each in widths))
     return design_pool(schema, margins, rows=rows, seed=seed)

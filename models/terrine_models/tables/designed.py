@@ -215,8 +215,6 @@ class Margins:
     questions: tuple[Question, ...]
     shares: tuple[Floats, ...]
     """Of each question, by cell; they add up to 1."""
-    sigma: float
-    units: int
 
     @classmethod
     def of_counts(
@@ -243,7 +241,7 @@ class Margins:
             if unseen.any():
                 kept = kept + unseen / unseen.sum() * max(left, 1e-9)
             shares.append(kept / kept.sum())
-        return cls(tuple(questions), tuple(shares), sigma, units)
+        return cls(tuple(questions), tuple(shares))
 
     @property
     def prior(self) -> Floats:

@@ -560,20 +560,6 @@ class Tree:
             )
             return [(row.seq, row.position) for row in connection.execute(query)]
 
-    def leaves(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield source, number and commitment of every leaf, in order, in constant memory."""
-        next = 0
-        while True:
-            with self._access.reading() as connection:
-                page = load_leaves(connection, next)
-            if not page:
-                return
-            for row in page:
-                if row.position != next:
-                    raise NotFound(f"Leaf {next} is missing.")
-                next += 1
-                yield row.source, row.seq, row.entry
-
     def check(self, policy: Policy, earlier: Mapping[str, str]) -> LogCheck:
         """Compare the tree with the ledger's entries, its checkpoint and `earlier` ones."""
         with self._access.snapshot() as connection:

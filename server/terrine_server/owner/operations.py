@@ -226,10 +226,10 @@ class LocalOwner:
         make_key_of_new_log(ledger, self.settings)
         return ledger
 
-    def token(self, ledger: Ledger, role: Role, label: str, project: str | None = None) -> str:
-        """Return a new token; a student's is for `project`."""
+    def token(self, ledger: Ledger, role: Role, label: str) -> str:
+        """Return a new token, of no project."""
         tokens = Tokens(ledger, load_token_key(self.settings))
-        return tokens.create(TokenCreate(role=role, project=project, label=label)).token
+        return tokens.create(TokenCreate(role=role, label=label)).token
 
 
 def make_directories(settings: Settings) -> None:

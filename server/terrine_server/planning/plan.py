@@ -130,15 +130,14 @@ def plan(
     *,
     epsilon: float,
     delta: float,
-    accuracy: float | None = None,
     grid: Callable[[int], Grid] | None = None,
     data_dependent: bool = True,
 ) -> Plan:
     """Return the parameters of a mechanism that buy the most answers from one of the ensembles.
 
-    Candidates must be at least as accurate as `accuracy`, by default within `ACCURACY_TOLERANCE` of
-    the most accurate. `grid` returns, for a number of teachers, values that replace the defaults of
-    each parameter. `data_dependent`: whether to plan publications as well, which takes longest.
+    Candidates must be within `ACCURACY_TOLERANCE` of the most accurate. `grid` returns, for a
+    number of teachers, values that replace the defaults of each parameter. `data_dependent`:
+    whether to plan publications as well, which takes longest.
     Raises `ParameterError` if nothing fits.
     """
     delta = check_delta("delta", delta)
@@ -157,7 +156,7 @@ def plan(
                 problem = error
     if not candidates:
         raise problem
-    pool = _keep_accurate(candidates, accuracy)
+    pool = _keep_accurate(candidates)
     by_teachers = {each.teachers: each for each in sorted(pool, key=_worth)}
     chosen = max(pool, key=_worth)
     votes = known[chosen.teachers]
@@ -245,17 +244,13 @@ def _worth(candidate: Candidate) -> tuple[float, float]:
     return candidate.answers, candidate.accuracy
 
 
-def _keep_accurate(candidates: Sequence[Candidate], accuracy: float | None) -> list[Candidate]:
+def _keep_accurate(candidates: Sequence[Candidate]) -> list[Candidate]:
     answering = [c for c in candidates if c.answered >= MIN_ANSWERED_SHARE]
     pool = answering or [c for c in candidates if c.answered > 0]
     top = max((c.accuracy for c in pool), default=0.0)
-    floor = top - ACCURACY_TOLERANCE if accuracy is None else accuracy
-    good = [c for c in pool if c.accuracy >= floor]
+    good = [c for c in pool if c.accuracy >= top - ACCURACY_TOLERANCE]
     if not good:
-        raise ParameterError(
-            f"No candidate is right on {floor:.1%} of its answers; the best one is on {top:.1%}. "
-            "Plan less accuracy or more teachers, or try a finer grid."
-        )
+        raise ParameterError("No candidate answers any query. Plan more teachers.")
     return good
 
 

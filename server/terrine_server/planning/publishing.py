@@ -42,14 +42,10 @@ NUMBERS_OF_PUBLICATIONS = (1, 2, 3, 4, 6)
 
 @dataclass(frozen=True)
 class PublishingPlan:
-    """When to publish a figure (`schedule`, in charges), and how many queries that reaches.
-
-    `bounds`: the expected figures, in Rényi divergence at `publication.order`.
-    """
+    """When to publish a figure (`schedule`, in charges), and how many queries that reaches."""
 
     publication: BoundRelease
     schedule: tuple[int, ...]
-    bounds: tuple[float, ...]
     queries: int
 
 
@@ -153,7 +149,6 @@ class DataDependent:
         charged, bound, paid = np.zeros((3, len(releases)))
         going = np.full(len(releases), True)
         schedule: list[Floats] = []
-        bounds: list[Floats] = []
         for index in range(max(self.publications)):
             more = worst.count_fitting(budget - bound - paid - price)
             going &= (more > 0) & (index < times)
@@ -163,7 +158,6 @@ class DataDependent:
             figure = np.ceil(figure * COST_UNITS / GRID) * GRID / COST_UNITS
             bound = np.where(going, np.minimum(figure, bound + worst.mean * more), bound)
             schedule.append(np.where(going, charged, 0))
-            bounds.append(bound)
         reached = np.minimum(charged + worst.count_fitting(budget - bound - paid), self.most)
         reached[schedule[0] == 0] = -1
         best = int(np.argmax(reached))
@@ -173,7 +167,6 @@ class DataDependent:
         return PublishingPlan(
             releases[best],
             tuple(int(schedule[index][best]) for index in done),
-            tuple(float(bounds[index][best]) for index in done),
             int(reached[best]),
         )
 

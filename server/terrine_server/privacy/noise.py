@@ -129,7 +129,7 @@ def discrete_gaussian(sigma: float) -> NoiseTable:
 @lru_cache(maxsize=16)
 def discrete_laplace(gamma: float) -> NoiseTable:
     """Return the table of the discrete Laplace distribution of scale 1/gamma, in votes."""
-    return _tabulate(_geometric_weights(_exp_minus(Fraction(check_gamma("gamma", gamma)))))
+    return _tabulate(_geometric_weights(_exp_minus(Fraction(check_gamma(gamma)))))
 
 
 def _exp_minus(x: Fraction) -> int:

@@ -69,12 +69,12 @@ def check_sigma(name: str, value: object) -> float:
     return within(name, value, MIN_SIGMA, MAX_SIGMA, why)
 
 
-def check_gamma(name: str, value: object) -> float:
+def check_gamma(value: object) -> float:
     """Check an inverse Laplace scale, in 1/votes."""
-    if real(name, value) <= 0:
-        raise ParameterError(f"{name} = {value} must be positive; the noise has scale 1/{name}.")
-    why = f"the noise has scale 1/{name}, and its table is limited to scales of 0.02 to 1000 votes"
-    return within(name, value, MIN_GAMMA, MAX_GAMMA, why)
+    if real("gamma", value) <= 0:
+        raise ParameterError(f"gamma = {value} must be positive; the noise has scale 1/gamma.")
+    why = "the noise has scale 1/gamma, and its table is limited to scales of 0.02 to 1000 votes"
+    return within("gamma", value, MIN_GAMMA, MAX_GAMMA, why)
 
 
 def check_threshold(value: object, teachers: int) -> int:

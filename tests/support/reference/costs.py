@@ -102,6 +102,6 @@ def lnmax_log_q(counts: NDArray[np.int64], gamma: float) -> Floats:
 
     A union bound of the exact tails. P17's Lemma 4 is for continuous noise, and smaller.
     """
-    check_gamma("gamma", gamma)
+    check_gamma(gamma)
     votes = check_votes(counts)
     return union_bound(votes, laplace_log_tails(gamma, int(votes.max(initial=0))))

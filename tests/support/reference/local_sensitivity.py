@@ -79,7 +79,7 @@ def gaussian_curve(sigma: float, classes: int, order: float) -> CostCurve:
 
 def laplace_curve(gamma: float, order: float) -> CostCurve:
     """Return LNMax's curve. Moving both noises by 1 shows that q moves by at most e^{±2γ}."""
-    check_gamma("gamma", gamma)
+    check_gamma(gamma)
     return CostCurve(
         worst=float(rdp(LaplaceNoisyMax(gamma), [order])[0]),
         valid=float(np.logaddexp(0, 2 * gamma)),

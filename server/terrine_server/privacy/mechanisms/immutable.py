@@ -86,7 +86,7 @@ class Immutable:
                 "immutable takes exactly one of gamma (Laplace noise) and sigma (Gaussian noise)."
             )
         if self.gamma is not None:
-            check_gamma("gamma", self.gamma)
+            check_gamma(self.gamma)
         else:
             check_sigma("sigma", self.sigma)
 

@@ -42,7 +42,7 @@ class LNMax:
 
     def __post_init__(self) -> None:
         check_ensemble(self.teachers, self.classes)
-        check_gamma("gamma", self.gamma)
+        check_gamma(self.gamma)
 
     def events(self) -> Mapping[VoteOutcome, CostEvent]:
         """Every query is answered and pays for one noisy maximum."""
