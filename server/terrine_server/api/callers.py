@@ -100,7 +100,6 @@ async def own_project(request: Request, services: ServicesDep, credentials: Bear
 
 
 Anyone = Annotated[Principal, Depends(allow(Role.STUDENT, Role.AUDITOR, Role.ADMIN))]
-Student = Annotated[Principal, Depends(_student)]
 Admin = Annotated[Principal, Depends(allow(Role.ADMIN))]
 Auditor = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR))]
 Scraper = Annotated[Principal, Depends(allow(Role.ADMIN, Role.AUDITOR, Role.METRICS))]
