@@ -202,7 +202,7 @@ def check_publishable(mechanism: Mechanism) -> None:
     if any(isinstance(event, counted) for event in mechanism.events().values()):
         raise ParameterError(
             f"{mechanism.name} has no data-dependent analysis: noisy counts cost the same at any "
-            "votes, and only the noisy maximum alone may cost less. Use worst_case, or gnmax."
+            "votes, and only the noisy maximum alone may cost less. Use `worst_case`, or `gnmax`."
         )
 
 
