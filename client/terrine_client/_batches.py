@@ -18,8 +18,8 @@ from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome, UsedUp
 
 Array = npt.NDArray[Any]
 BatchPlan = Generator[Call[LabelResponse], LabelResponse, Labels]
+# Called with the results so far and the total number of inputs.
 Report = Callable[[Sequence[LabelResult], int], None]
-"""Called with the results so far and the total number of inputs."""
 
 _MAX_BATCH_BYTES = 16 * 2**20
 _REFUSED = LabelResult(outcome=Outcome.REFUSED)

@@ -30,8 +30,8 @@ Reply = TypeVar("Reply", covariant=True)
 Item = TypeVar("Item", covariant=True)
 
 _RETRIED_STATUSES = frozenset({429, 502, 503, 504})
+# After a longer Retry-After there is no retry.
 _MAX_WAIT_SECONDS = 120.0
-"""After a longer Retry-After there is no retry."""
 
 
 class Page(Protocol[Item]):
@@ -110,8 +110,8 @@ class Call(Generic[Reply]):
         return again
 
 
+# Yields one call after another, and is sent the reply of each; either client drives it.
 Plan = Generator[Call[Any], Any, T]
-"""Yields one call after another, and is sent the reply of each; either client drives it."""
 
 
 def all_items(call: Call[Page[T]]) -> Plan[list[T]]:

@@ -24,10 +24,10 @@ from terrine_client.errors import ClientError, ConfigurationError
 
 _log = logging.getLogger("terrine_client")
 
+# Environment variables that name certificates to trust, in order of precedence.
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Environment variables that name certificates to trust, in order of precedence."""
+# Environment variables that name proxies; also read in lower case.
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-"""Environment variables that name proxies; also read in lower case."""
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 P = ParamSpec("P")

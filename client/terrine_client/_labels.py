@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from terrine_tables.encoding import Frame
 
 
+# What `label` takes: numbers [B, …], or rows with named columns.
 Inputs: TypeAlias = (
     "npt.ArrayLike | Frame | Mapping[str, Any] | Sequence[Mapping[str, Any]] | os.PathLike[str]"
 )
-"""What `label` takes: numbers [B, …], or rows with named columns."""
 
 
 def has_columns(x: Any) -> bool:
@@ -125,8 +125,8 @@ def index_classes(
 
 
 _OF_NO_QUERY = (Outcome.PUBLISHED, Outcome.RELEASED)
+# The value in `Labels.noisy_counts` where there is no answer. No count is this small.
 NO_COUNT = int(np.iinfo(np.int64).min)
-"""The value in `Labels.noisy_counts` where there is no answer. No count is this small."""
 
 
 class TrainingSet(NamedTuple):

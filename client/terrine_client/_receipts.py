@@ -34,10 +34,10 @@ from terrine_protocol.transparency import (
 )
 
 FORMAT = "terrine-receipts/1"
+# An entry that is in no cosigned checkpoint after this time is missing.
 WAIT_SECONDS = 120
-"""An entry that is in no cosigned checkpoint after this time is missing."""
+# Maximum age of the newest cosignature. The service asks for new ones every hour.
 STALE_SECONDS = 3 * 3600
-"""Maximum age of the newest cosignature. The service asks for new ones every hour."""
 T = TypeVar("T")
 
 

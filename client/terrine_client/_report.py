@@ -344,15 +344,15 @@ def _describe_limits(report: Report) -> list[str]:
 ACCURACY_COLOUR = "#0072B2"
 MAJORITY_COLOUR = "#E69F00"
 EPSILON_COLOUR = "#D55E00"
+# Errors in percent at which there may be ticks: the first row that has enough of them.
 TICK_ERRORS_PERCENT = (
     (90, 70, 50, 30, 20, 10, 5, 3, 2, 1, 0.5, 0.3, 0.2, 0.1),
     (90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1.2, 1, 0.8, 0.5, 0.3, 0.2),
     tuple(range(90, 0, -1)),
     tuple(error / 10 for error in range(100, 0, -1)),
 )
-"""Errors in percent at which there may be ticks: the first row that has enough of them."""
+# An accuracy without errors is drawn here.
 MIN_ERROR_PERCENT = 0.05
-"""An accuracy without errors is drawn here."""
 MIN_TICKS, MAX_TICKS = 4, 10
 
 

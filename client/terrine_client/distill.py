@@ -71,17 +71,17 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+# Inputs [N, …] and their labels [N]: names of classes. Numbers are names where classes are named by
+# numbers, and where they are not, indices of `ProjectInfo.ensemble.classes`.
 Examples = tuple[Array, Array]
-"""Inputs [N, …] and their labels [N]: names of classes. Numbers are names where classes are named
-by numbers, and where they are not, indices of `ProjectInfo.ensemble.classes`."""
+# Queries after which the answers are saved and the budget is checked.
 QUERIES_PER_SAVE = 128
-"""Queries after which the answers are saved and the budget is checked."""
+# Of this many times as many inputs, in representative order, those are asked that a student is
+# least sure of. Of all inputs, they would be near copies of each other.
 CANDIDATES_PER_QUERY = 4
-"""Of this many times as many inputs, in representative order, those are asked that a student is
-least sure of. Of all inputs, they would be near copies of each other."""
 REPORT_FILE = "report.json"
+# With a larger share of the labels in one class there is a warning.
 MAX_CLASS_SHARE = 0.9
-"""With a larger share of the labels in one class there is a warning."""
 
 
 class DistillError(ClientError):

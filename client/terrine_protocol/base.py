@@ -26,8 +26,8 @@ Name = Annotated[
 
 # No control characters, and none that are invisible or turn the direction of text.
 _HIDDEN = r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+# Pattern of one line of text without invisible characters.
 VISIBLE_LINE = rf"^[^\x00-\x1f{_HIDDEN}]*$"
-"""Pattern of one line of text without invisible characters."""
 
 Title = Annotated[
     str,
@@ -202,8 +202,8 @@ class PriceInfo(Reply):
 
 _WHOLE = re.compile(r"([+-]?)0*(\d+)(?:\.0*)?", re.ASCII)
 _CASE = "capitals, spaces, invisible characters, or as 7 and 007"
+# A message lists no more names than these.
 LISTED = 20
-"""A message lists no more names than these."""
 
 
 def normalize(name: str) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
 from typing import BinaryIO
 
+# Of a document: a key, a token, a checkpoint, a schema, settings.
 MAX_DOCUMENT_BYTES = 2**24
-"""Of a document: a key, a token, a checkpoint, a schema, settings."""
+# Symbolic links in a row, as many as Linux follows.
 _MAX_LINKS = 40
-"""Symbolic links in a row, as many as Linux follows."""
 
 
 def open_regular_file(path: Path | str) -> BufferedReader:

@@ -31,8 +31,8 @@ class LabelRequest(Wire):
     ] = None
 
 
+# The value of a column in a row of a table; null where it is missing.
 Cell = str | int | float | bool | None
-"""The value of a column in a row of a table; null where it is missing."""
 
 
 class RowsRequest(Wire):

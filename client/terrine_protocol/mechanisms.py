@@ -173,9 +173,9 @@ MechanismSpec = Annotated[
     Discriminator(_tag),
 ]
 
+# By name: what each mechanism of `MechanismSpec` takes.
 MECHANISM_SPECS: dict[str, type[Specification]] = {
     tag.tag: kind
     for kind, tag in map(get_args, get_args(get_args(MechanismSpec)[0]))
     if kind is not OtherSpec
 }
-"""By name: what each mechanism of `MechanismSpec` takes."""

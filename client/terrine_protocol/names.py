@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 _UNSHOWN = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
+# Controls, ends of lines and what turns the direction of text. Of letters without a width, some are
+# spelling; names that differ by them alone are asked about (`base.ask_whether_one`).
 IN_NO_NAME = re.compile(rf"[\x00-\x1f{_UNSHOWN}]")
-"""Controls, ends of lines and what turns the direction of text. Of letters without a width, some
-are spelling; names that differ by them alone are asked about (`base.ask_whether_one`)."""
 IN_NO_TEXT = re.compile(rf"[\x00-\x08\x0b-\x1f\u200b\u2060\ufeff{_UNSHOWN}]")
 
 

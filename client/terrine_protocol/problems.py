@@ -188,12 +188,12 @@ PROBLEMS: dict[str, ProblemType] = {
 }
 
 
+# Why there is no ledger (`database-unavailable`), in no more words than anybody may read.
 Reason = Literal[
     "busy", "starting", "unreachable", "read-only", "disk-full", "misconfigured", "damaged"
 ]
-"""Why there is no ledger (`database-unavailable`), in no more words than anybody may read."""
+# Those that may pass by themselves; any other lasts until a person has repaired something.
 PASSING_REASONS: frozenset[Reason] = frozenset({"busy", "starting", "unreachable", "read-only"})
-"""Those that may pass by themselves; any other lasts until a person has repaired something."""
 
 
 def slug_of(name: str) -> str:

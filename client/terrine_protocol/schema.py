@@ -12,13 +12,13 @@ from pydantic import Field, model_validator
 
 from terrine_protocol.base import Record, Sha256, absent, column_name, normalize
 
+# Roles of columns that are encoded.
 FEATURE_ROLES = ("numeric", "categorical", "boolean", "ordinal", "date", "text")
-"""Roles of columns that are encoded."""
+# Keys beside a column that are not read.
 REMARK_KEYS = ("why", "check")
-"""Keys beside a column that are not read."""
 DateOrder = Literal["year-month-day", "day-month-year", "month-day-year"]
+# What commas in numbers are: as in 1,234.5, or as in 3,14.
 Commas = Literal["thousands", "decimal"]
-"""What commas in numbers are: as in 1,234.5, or as in 3,14."""
 DEFAULT_TEXT_WIDTH = 2048
 NO_EMBEDDINGS = (
     "texts have no embeddings any more. Write the numbers of the embedding into columns of their "

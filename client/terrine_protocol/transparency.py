@@ -19,13 +19,13 @@ from functools import cached_property
 from terrine_protocol.errors import TerrineError
 
 DASH = "\N{EM DASH}"
+# A note with more signatures is refused.
 MAX_SIGNATURES = 100
-"""A note with more signatures is refused."""
 MAX_NOTE_BYTES = 64 * 1024
 SIGNATURE_BYTES = 64
 TIME_BYTES = 8
+# The last second of the year 9999, with which calendars end. Later cosignatures are refused.
 MAX_POSIX_SECONDS = 253_402_300_799
-"""The last second of the year 9999, with which calendars end. Later cosignatures are refused."""
 PRIVATE_KEY_PREFIX = "PRIVATE+KEY+"
 
 
@@ -253,12 +253,12 @@ def _parse_key(text: str) -> tuple[str, KeyKind, bytes]:
     return name, kinds[raw[0]], raw[1:]
 
 
+# From a height h and an index i: the hash of the perfect subtree over the 2**h leaves from i *
+# 2**h. Height 0 is a leaf's own hash.
 Perfect = Callable[[int, int], bytes]
-"""From a height h and an index i: the hash of the perfect subtree over the 2**h leaves from
-i * 2**h. Height 0 is a leaf's own hash."""
 
+# The root of no leaves.
 EMPTY_ROOT = hashlib.sha256(b"").digest()
-"""The root of no leaves."""
 _LEAF, _NODE = b"\x00", b"\x01"
 
 
@@ -440,8 +440,8 @@ def _hashes(proof: Sequence[bytes]) -> list[bytes]:
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
 HASH_BYTES = 32
+# Bytes of an entry in a bundle: its length, and a commitment.
 ENTRY_BYTES = 2 + 32
-"""Bytes of an entry in a bundle: its length, and a commitment."""
 _PATH = re.compile(
     r"(?P<level>entries|0|[1-9][0-9]?)/(?P<high>(?:x[0-9]{3}/)*)(?P<low>[0-9]{3})"
     r"(?:\.p/(?P<width>[1-9][0-9]{0,2}))?",

@@ -26,15 +26,15 @@ from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
 TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
+# How a boolean is written, in capitals or not.
 FALSE_TEXTS = ("false", "f", "no", "n", "0", "0.0")
-"""How a boolean is written, in capitals or not."""
+# Values of a column, none of them known, that are not an accident where columns are identified by
+# their order.
 MIN_UNKNOWN_VALUES = 10
-"""Values of a column, none of them known, that are not an accident where columns are identified by
-their order."""
+# Characters of a value that an error quotes.
 MAX_SHOWN_CHARACTERS = 200
-"""Characters of a value that an error quotes."""
+# Rows in all of which a column is empty, that are not an accident.
 MIN_EMPTY_ROWS = 10
-"""Rows in all of which a column is empty, that are not an accident."""
 GO_ON = (
     "To go on as it is: --accept-clipped, in Python accept_clipped=True, by HTTP "
     "?accept_clipped=true"
@@ -44,32 +44,32 @@ CORRECT_SCHEMA = (
     "missing one (missing), or the role ignored. `terrine ensemble schema` makes one from public "
     "rows, for --schema"
 )
+# Share of a column's numbers that may be clipped or missing unless it is accepted.
 MAX_CLIPPED_SHARE = 0.1
-"""Share of a column's numbers that may be clipped or missing unless it is accepted."""
+# Numbers that float32 tells apart in a range, if numbers are rounded to it.
 MIN_SINGLE_STEPS = 2**16
-"""Numbers that float32 tells apart in a range, if numbers are rounded to it."""
 MAX_SINGLE = float(np.finfo(np.float32).max)
+# Receives a sentence for the user about how a table was read.
 Note = Callable[[str], object]
-"""Receives a sentence for the user about how a table was read."""
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d+(\.0+)?", re.ASCII)
 
+# A date, and what may follow: a time of day, and its zone, which is not read.
 _DATE = re.compile(
     r"(\d{4}|\d{1,2})([-./])(\d{1,2})\2(\d{4}|\d{1,2})"
     r"(?:[T ](\d{1,2}):[0-5]\d(?::(?:[0-5]\d|60)(?:[.,]\d+)?)?(?: ?([aApP])[mM])?"
     r"(?: ?(?:Z|[A-Z]{3,4}|[+-]\d\d(?::?\d\d)?)(?:\[[\w/+-]+\])?)?)?",
     re.ASCII,
 )
-"""A date, and what may follow: a time of day, and its zone, which is not read."""
 _EIGHT_DIGITS = re.compile(r"\d{8}(?:[T ].*)?", re.ASCII)
+# Where year, month and day stand.
 _PLACES: dict[DateOrder, tuple[int, int, int]] = {
     "year-month-day": (0, 1, 2),
     "day-month-year": (2, 1, 0),
     "month-day-year": (2, 0, 1),
 }
-"""Where year, month and day stand."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class CodedValues:
         return cls([values[row] for row in np.unique(places, return_index=True)[1]], places)
 
 
+# Of a column: float64 [N], NaN where a number is missing; datetime64 [N], NaT where one is; or
+# others.
 Values = NDArray[Any] | CodedValues
-"""Of a column: float64 [N], NaN where a number is missing; datetime64 [N], NaT where one is; or
-others."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class Tally:
     """Texts of which only the beginning is read."""
 
 
+# Encodes a column into zeros [N, width], and counts. Raises `DataError`.
 ColumnEncoder = Callable[[Column, RowBlock, NDArray[np.float32], Tally], None]
-"""Encodes a column into zeros [N, width], and counts. Raises `DataError`."""
 
 
 class Encoder:
@@ -560,14 +560,14 @@ def _missing_value(column: Column) -> float:
     return middle if column.missing is None else column.missing
 
 
+# Fields that are held as text at a time, or those of some rows if a table is wide.
 BLOCK_FIELDS = 2**17
-"""Fields that are held as text at a time, or those of some rows if a table is wide."""
+# Rows of a wide table that are held at a time: each block costs some steps per column.
 MIN_BLOCK_ROWS = 64
-"""Rows of a wide table that are held at a time: each block costs some steps per column."""
+# Fields of a wide table that are held at a time, except where one row has more.
 MAX_BLOCK_FIELDS = 2**21
-"""Fields of a wide table that are held at a time, except where one row has more."""
+# Receives how much of a file has been read, and how much there is.
 Progress = Callable[[int, int], object]
-"""Receives how much of a file has been read, and how much there is."""
 T = TypeVar("T", bound=np.generic)
 
 

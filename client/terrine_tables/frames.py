@@ -17,8 +17,8 @@ from terrine_protocol.errors import DataError
 from terrine_protocol.schema import Column
 from terrine_tables.columns import CodedValues, Values
 
+# What is no value of a table, although it can be compared.
 _UNREAD = (bytes, bytearray, memoryview, tuple, frozenset, complex)
-"""What is no value of a table, although it can be compared."""
 _PLAIN_NUMBERS = {int, float, type(None)}
 
 

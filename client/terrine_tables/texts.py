@@ -18,27 +18,27 @@ from numpy.typing import NDArray
 
 from terrine_protocol.base import normalize
 
+# Characters of a text that are read; what follows is cut off.
 MAX_TEXT_CHARACTERS = 10_000
-"""Characters of a text that are read; what follows is cut off."""
+# Characters that are normalized together: that may take time that grows with their square.
 NORMALIZED_CHARACTERS = 1_000
-"""Characters that are normalized together: that may take time that grows with their square."""
+# One in so many numbers is for words and pairs of words; the others for parts of words.
 WORD_SHARE = 4
-"""One in so many numbers is for words and pairs of words; the others for parts of words."""
+# Characters in a part of a word, its ends included.
 PART_LENGTHS = (3, 4, 5)
-"""Characters in a part of a word, its ends included."""
+# Times that an n-gram of one text counts.
 MAX_COUNT = 255
-"""Times that an n-gram of one text counts."""
 BATCH_CHARACTERS = 2**16
+# Characters, and numbers, of the texts that are encoded together.
 BATCH_NUMBERS = 2**22
-"""Characters, and numbers, of the texts that are encoded together."""
+# Steps of a scaled count to 1.
 LOG_STEPS = 64
-"""Steps of a scaled count to 1."""
 SCALED_COUNTS = np.array(
     [0] + [round(LOG_STEPS * (1 + math.log(count))) for count in range(1, MAX_COUNT + 1)]
 )
 PRIME = np.uint64(0x9E3779B97F4A7C15)
+# Odd multipliers, modulo 2 ** 64.
 PAIR = np.uint64(0xD6E8FEB86659FD93)
-"""Odd multipliers, modulo 2 ** 64."""
 
 
 def clean_text(value: object) -> tuple[str, bool]:

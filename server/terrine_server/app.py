@@ -160,8 +160,8 @@ def _warm_up(services: Services) -> None:
         log.error("not ready", problem=error.problem, cause=str(error))
 
 
+# How long a server may take to start in a thread.
 START_SECONDS = 120.0
-"""How long a server may take to start in a thread."""
 
 
 @contextmanager

@@ -73,8 +73,8 @@ LOST_LEDGER_FIX = (
     "terrine restore DIR, with the newest backup. If there is none: terrine ledger restored, which "
     "asks what was spent"
 )
+# With less free space, answers are about to stop.
 FULL_DISK_BYTES = 2**26
-"""With less free space, answers are about to stop."""
 
 
 def explain_invalid_settings(error: ValidationError) -> Iterator[Finding]:
@@ -283,6 +283,8 @@ def _check_sqlite(engine: Engine, path: Path) -> Iterator[Finding]:
     yield check_disk(path, disk_usage(path.parent).free)
 
 
+# Accepted values of settings without which a charge is not durable or fails; how to set them. What
+# a session can set by itself, it does (`ledger/database.py`).
 POSTGRESQL_SETTINGS = {
     "fsync": ({"on"}, "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"),
     "full_page_writes": (
@@ -294,8 +296,6 @@ POSTGRESQL_SETTINGS = {
         "ALTER DATABASE … SET default_transaction_read_only = off;",
     ),
 }
-"""Accepted values of settings without which a charge is not durable or fails; how to set them.
-What a session can set by itself, it does (`ledger/database.py`)."""
 
 
 def check_postgresql(settings: Mapping[str, str], standby: bool) -> Iterator[Finding]:

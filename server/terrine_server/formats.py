@@ -46,6 +46,7 @@ def format_bound(share: float) -> str:
     return f"{ceil(1000 * share) / 10:.1f} %"
 
 
+# By their names in templates.
 FILTERS = {
     "when": format_time,
     "number": format_count,
@@ -53,4 +54,3 @@ FILTERS = {
     "mechanism": mechanism_text,
     "at_most": format_bound,
 }
-"""By their names in templates."""

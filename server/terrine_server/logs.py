@@ -19,10 +19,10 @@ import structlog
 
 from terrine_protocol.names import show_text
 
+# Number of innermost frames of a traceback that are logged.
 MAX_FRAMES = 12
-"""Number of innermost frames of a traceback that are logged."""
+# Lines of libraries with the same text in `REPETITION_SECONDS`; what they say more is counted.
 MAX_REPEATED_LINES = 10
-"""Lines of libraries with the same text in `REPETITION_SECONDS`; what they say more is counted."""
 REPETITION_SECONDS = 60.0
 
 

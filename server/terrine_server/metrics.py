@@ -28,13 +28,13 @@ from prometheus_client.registry import Collector
 
 from terrine_protocol import PROBLEMS
 
+# Stages of `POST /label`: reading the body; looking up earlier answers; teachers voting; noise and
+# outcome; charging.
 Stage = Literal["decode", "replay", "vote", "release", "charge"]
-"""Stages of `POST /label`: reading the body; looking up earlier answers; teachers voting; noise and
-outcome; charging."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
 M = TypeVar("M", Counter, Histogram)
+# What prometheus-client tells of a process and private records do not move.
 PUBLIC_PROCESS_METRICS = {"process_start_time_seconds", "process_open_fds", "process_max_fds"}
-"""What prometheus-client tells of a process and private records do not move."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 

@@ -23,24 +23,24 @@ from terrine_protocol.files import read
 from terrine_server.serving import Limits
 
 MAYBE_EMPTY = {"TERRINE_FORWARDED_ALLOW_IPS", "TERRINE_PATH_PREFIX"}
+# With less free space on the disk of the ledger or of the data directory, operators are told.
 LOW_DISK_BYTES = 2**30
-"""With less free space on the disk of the ledger or of the data directory, operators are told."""
+# Where teachers vote and are trained, unless an add-on does it elsewhere.
 HERE = "here"
-"""Where teachers vote and are trained, unless an add-on does it elsewhere."""
+# Variables that no setting is named by: of the command line, students and tests.
 FOREIGN_VARIABLES = {
     "TERRINE_DEBUG",
     "TERRINE_SHARED_DATA",
     "TERRINE_TOKEN",
     "TERRINE_URL",
 }
-"""Variables that no setting is named by: of the command line, students and tests."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# What the paths of routes begin with: below such a prefix, nobody knows whose a path is.
 OWN_PATHS = {
     *("admin", "budget", "checkpoint", "ensembles", "healthz", "label", "ledger", "log"),
     *("metrics", "openapi.json", "pool", "problems", "project", "projects", "readyz"),
     *("receipts", "tile", "tokens"),
 }
-"""What the paths of routes begin with: below such a prefix, nobody knows whose a path is."""
 PREFIX = re.compile(r"(/[A-Za-z0-9_~-]+)*")
 
 

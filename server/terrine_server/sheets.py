@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+# Also the full-width forms, which some spreadsheets take for the others.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Also the full-width forms, which some spreadsheets take for the others."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from terrine_protocol.errors import DataError
 
+# How the names of files end that may be tables, in small letters.
 SUFFIXES = {
     "CSV in UTF-8": (".csv", ".tsv", ".tab", ".txt", ".data", ".test"),
     "JSON lines": (".jsonl", ".ndjson", ".json"),
     "Parquet": (".parquet", ".pq"),
     "Arrow (Feather)": (".arrow", ".arrows", ".feather", ".ipc"),
 }
-"""How the names of files end that may be tables, in small letters."""
 _KNOWN = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes}
 
 

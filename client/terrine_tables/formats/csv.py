@@ -36,15 +36,15 @@ from terrine_tables.formats import unread_format
 from terrine_tables.formats.table import BLOCK_BYTES, Fits, ReadOptions, TableFile
 from terrine_tables.formats.text import UNUSED_CHARACTER, TextFile
 
+# Records that are read to find the delimiter.
 SAMPLE_RECORDS = 100
-"""Records that are read to find the delimiter."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
 MAX_TITLE_LINES = 20
+# A first line that tells Excel the delimiter, and is not a record.
 SEPARATOR_HINT = re.compile(r"sep=(.?)", re.IGNORECASE)
-"""A first line that tells Excel the delimiter, and is not a record."""
+# How JSON that is not a line each starts, and pages of the Web; a file of them alone is [ or {.
 OTHER_TEXTS = ("[{", "[[", "<!doctype", "<!DOCTYPE", "<html", "<?xml")
-"""How JSON that is not a line each starts, and pages of the Web; a file of them alone is [ or {."""
 
 
 class CsvFile(TableFile):

@@ -25,8 +25,8 @@ from terrine_tables.formats.table import BLOCK_BYTES, ReadOptions, TableFile
 from terrine_tables.formats.text import TextFile
 
 SUFFIXES = (".jsonl", ".ndjson")
+# Objects that are read to find the names of columns.
 SAMPLE_OBJECTS = 100
-"""Objects that are read to find the names of columns."""
 
 
 class JsonLinesFile(TableFile):

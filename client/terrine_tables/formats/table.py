@@ -31,10 +31,10 @@ from terrine_tables.columns import (
     ignore_progress,
 )
 
+# Bytes that are read together.
 BLOCK_BYTES = 2**20
-"""Bytes that are read together."""
+# Whether a first record is as expected, which resolves most ambiguities.
 Fits = Callable[[Sequence[str]], bool]
-"""Whether a first record is as expected, which resolves most ambiguities."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,24 @@ from terrine_tables.formats import unread_format
 from terrine_tables.formats.table import BLOCK_BYTES
 
 _MARKED_LINE = re.compile(rb"(^|[\r\n])(?:\xef\xbb\xbf)+")
+# How text in other encodings starts that say what they are.
 WIDE_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""How text in other encodings starts that say what they are."""
+# Of lines that are not UTF-8. What of it is printed is the same in Latin-1.
 OLD_ENCODING = "windows-1252"
-"""Of lines that are not UTF-8. What of it is printed is the same in Latin-1."""
 
+# Bytes that mean nothing in it.
 UNUSED_BYTES = b"\x81\x8d\x8f\x90\x9d"
-"""Bytes that mean nothing in it."""
 UNUSED_CHARACTER = re.compile(f"[{UNUSED_BYTES.decode('latin-1')}]")
 HEAD_BYTES = 1024
+# What no text has among its first bytes, and packed files and those of other programs do. Text may
+# have what terminals act on (bell, backspace, escape): a name with such a character is refused by
+# itself.
 NO_TEXT = re.compile(rb"[\x00\x02-\x06\x0e-\x19\x1c-\x1f]")
-"""What no text has among its first bytes, and packed files and those of other programs do. Text may
-have what terminals act on (bell, backspace, escape): a name with such a character is refused by
-itself."""
 
 
 class TextFile(io.RawIOBase):

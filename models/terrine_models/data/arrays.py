@@ -30,8 +30,8 @@ from terrine_protocol.schema import TableSchema
 from terrine_tables.columns import GrowingArray
 from terrine_tables.formats import explain_unread
 
+# Rows of a block.
 BLOCK_ROWS = 16_384
-"""Rows of a block."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def remark_on_people(names: Sequence[str], what: str) -> str | None:
 
 
 DIGITS = tuple(str(digit) for digit in range(10))
+# Of an ensemble.
 MAX_CLASSES = 10_000
-"""Of an ensemble."""
+# Characters in the name of a class.
 MAX_CLASS_CHARACTERS = 200
-"""Characters in the name of a class."""
+# Between the lowest and the highest value of an input: more cannot be scaled in float32.
 MAX_RANGE = float(np.finfo(np.float32).max)
-"""Between the lowest and the highest value of an input: more cannot be scaled in float32."""
 
 
 class RecordSource(ABC):

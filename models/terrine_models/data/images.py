@@ -22,10 +22,10 @@ from terrine_protocol.files import open_regular_file
 from terrine_protocol.projects import ImageFormat
 
 PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg"}
+# A picture with more is not unpacked: a small file may hold a very large one.
 MAX_PIXELS = 50_000_000
-"""A picture with more is not unpacked: a small file may hold a very large one."""
+# What Pillow raises for files that are none, or not whole.
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
-"""What Pillow raises for files that are none, or not whole."""
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -19,8 +19,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _starting = threading.Lock()
+# `works`: whether this thread is at such work.
 _here = threading.local()
-"""`works`: whether this thread is at such work."""
 
 
 class _Workers(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# An array of NumPy, or a tensor of PyTorch.
 Array = Any
-"""An array of NumPy, or a tensor of PyTorch."""
+# By which a vector that is shorter is divided.
 MIN_LENGTH = 1e-12
-"""By which a vector that is shorter is divided."""
 
 
 def namespace(x: Array) -> Any:

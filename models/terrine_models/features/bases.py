@@ -17,12 +17,12 @@ from terrine_models.features.backbones import Backbone
 from terrine_models.features.gradients import coloured_gradients, oriented_gradients
 
 Base = Literal["oriented_gradients", "coloured_gradients", "identity", "bins", "texts", "backbone"]
+# Pixels of a grey picture's side from which gradients say more than the pixels themselves.
 MIN_SIDE = 4
-"""Pixels of a grey picture's side from which gradients say more than the pixels themselves."""
+# The same for pictures with several channels.
 MIN_COLOURED_SIDE = 8
-"""The same for pictures with several channels."""
+# Images turned into features at a time: few enough to stay in a processor's cache.
 BLOCK_IMAGES = 128
-"""Images turned into features at a time: few enough to stay in a processor's cache."""
 
 
 def to_unit(x: Array, inputs: InputSpec) -> Array:

@@ -15,12 +15,12 @@ from terrine_models.features.arrays import (
 )
 
 Floats = NDArray[np.float32]
+# Principal components among which a kernel measures distances.
 KERNEL_COMPONENTS = 150
-"""Principal components among which a kernel measures distances."""
+# Of a subspace, towards principal components.
 ITERATIONS = 6
-"""Of a subspace, towards principal components."""
+# Features for each row from which rows are so few that their products are iterated.
 FEATURES_PER_ROW_OF_FEW = 4
-"""Features for each row from which rows are so few that their products are iterated."""
 
 
 def principal_components(

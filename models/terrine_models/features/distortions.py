@@ -26,8 +26,8 @@ MAX_SHEAR = 0.15
 MAX_SHIFT = 0.09  # of the image's side: 2.5 pixels in 28
 ELASTIC_SHARE = 0.036  # of half the side: 0.5 pixels in 28
 LATTICE_SIDE = 4  # elastic displacements are drawn on a square lattice and interpolated
+# Uniform draws from [-1, 1] for one distortion.
 DRAWS = 6 + 2 * LATTICE_SIDE * LATTICE_SIDE
-"""Uniform draws from [-1, 1] for one distortion."""
 
 
 def distort(images: Array, draws: Array, rotation: float, elastic: float) -> Array:
@@ -74,8 +74,8 @@ def _centres(pixels: int) -> Floats:
     return ((2 * np.arange(pixels) + 1) / pixels - 1).astype(np.float32)
 
 
+# The slope of the cubic by which displacements are interpolated (Keys, 1981).
 CUBIC = -0.75
-"""The slope of the cubic by which displacements are interpolated (Keys, 1981)."""
 
 
 def _cubic(pixels: int) -> Floats:

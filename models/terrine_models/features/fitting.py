@@ -50,21 +50,21 @@ from terrine_models.storage.manifests import FeatureSpec
 from terrine_protocol.schema import PublicSource
 
 Floats = NDArray[np.float32]
+# What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
+# directions in which classes differ (`linear.discriminant`).
 Kind = Literal["graph", "fine_graph", "nystrom", "discriminant"]
-"""What is fitted on public images: components and graph coordinates, a kernel's landmarks, or
-directions in which classes differ (`linear.discriminant`)."""
+# Power of `linear.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
+# images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %.
 FINE_GRAPH_POWER = 0.5
-"""Power of `linear.embed` for a fine graph. Chosen, with its width, on Fashion-MNIST's training
-images: 100 coordinates with this power 84.1 % right at ε = 1, 50 with a power of 1 83.7 %."""
+# Of colours against gradients, where there are no public pictures to judge by.
 COLOUR_WEIGHT = 5.0
-"""Of colours against gradients, where there are no public pictures to judge by."""
+# The most public rows of a table on which bins are fitted: of more, every second, third, ….
+# Quantiles of that many are near enough, and bins take several times the memory of the columns.
 MAX_BINNED_ROWS = 100_000
-"""The most public rows of a table on which bins are fitted: of more, every second, third, ….
-Quantiles of that many are near enough, and bins take several times the memory of the columns."""
+# The same of rows with texts, whose principal components are sought.
 MAX_TEXT_ROWS = 20_000
-"""The same of rows with texts, whose principal components are sought."""
+# Variance of a text beside that of all other columns: it may say more than they, or nothing.
 TEXT_VARIANCE_SHARE = 0.5
-"""Variance of a text beside that of all other columns: it may say more than they, or nothing."""
 
 
 def public_features(

@@ -23,8 +23,8 @@ Ints = NDArray[np.int64]
 DIRECTIONS = 12
 SMOOTHING = (0.2075, 0.5850, 0.2075)  # a Gaussian of 0.7 pixels, cut off after one
 MIN_CELL_LENGTH = 1e-3
+# Images with a smaller side are enlarged first.
 SMALL_SIDE_PIXELS = 20
-"""Images with a smaller side are enlarged first."""
 ENLARGED_SIDE_PIXELS = 28
 
 
@@ -106,14 +106,14 @@ def _overlapping(blocks: Array) -> Array:
     return tall[:, :, 1:] + tall[:, :, :-1]
 
 
+# Cells a side, of which each has its mean colours.
 COLOUR_CELLS = 4
-"""Cells a side, of which each has its mean colours."""
+# Levels of a channel's histogram.
 COLOUR_LEVELS = 8
-"""Levels of a channel's histogram."""
+# Bands between which gradients are computed: of more channels, neighbouring ones are averaged.
 MAX_BANDS = 4
-"""Bands between which gradients are computed: of more channels, neighbouring ones are averaged."""
+# Sum of gradients in a cell below which contrasts are mostly noise of a camera or of JPEG.
 MIN_CONTRAST = 0.5
-"""Sum of gradients in a cell below which contrasts are mostly noise of a camera or of JPEG."""
 
 
 def coloured_gradients(images: Array) -> Array:

@@ -149,6 +149,7 @@ class Texts(Projection):
         )
 
 
+# By the name that a manifest has for it; bins and texts by their base.
 PROJECTIONS: dict[str, type[Projection]] = {
     "none": Unchanged,
     "random": Components,
@@ -159,7 +160,6 @@ PROJECTIONS: dict[str, type[Projection]] = {
     "bins": Bins,
     "texts": Texts,
 }
-"""By the name that a manifest has for it; bins and texts by their base."""
 
 
 def projection_of(spec: FeatureSpec, inputs: InputSpec, tensors: Mapping[str, Array]) -> Projection:

@@ -13,11 +13,10 @@ from scipy.special import betainc, betaincinv
 from terrine_models.data.arrays import DataError, Dataset, InputSpec, find_outside, row_digests
 from terrine_protocol.schema import PublicSource
 
+# Share of the different public rows that may be private ones as well, however seldom rows repeat.
 MAX_SHARED = 0.01
-"""Share of the different public rows that may be private ones as well, however seldom rows
-repeat."""
+# How often independent public rows may be refused as private ones.
 MAX_FALSE_REFUSALS = 1e-4
-"""How often independent public rows may be refused as private ones."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from terrine_models.data.arrays import InputSpec
 from terrine_models.features.arrays import Array, namespace, unit_length
 from terrine_protocol.projects import TextNumbers
 
+# Of the n-grams of a text, at most.
 TEXT_COMPONENTS = 150
-"""Of the n-grams of a text, at most."""
 MIN_ROWS_PER_COMPONENT = 2
 Floats = NDArray[np.float32]
+# Mean [D], basis [D, C] and deviations [C] of rows [N, D].
 Components = Callable[[Floats, int], dict[str, Floats]]
-"""Mean [D], basis [D, C] and deviations [C] of rows [N, D]."""
 
 
 def _n_grams(x: Array, text: TextNumbers) -> Array:

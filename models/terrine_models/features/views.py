@@ -23,11 +23,11 @@ from terrine_models.features.public import PublicData
 
 Floats = NDArray[np.float32]
 MIN_LEAD_STANDARD_ERRORS = 2.0
+# Share of the answers on which pixels must agree more than gradients do: gradients gain from
+# distorted copies as well, which a plain regression does not see.
 MIN_LEAD_OF_PIXELS = 0.02
-"""Share of the answers on which pixels must agree more than gradients do: gradients gain from
-distorted copies as well, which a plain regression does not see."""
+# Of a regression, relative to the variance of all features together.
 PENALTIES = tuple(10.0**power for power in range(-5, 2))
-"""Of a regression, relative to the variance of all features together."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ def _agreement(said: NDArray[np.float64], shares: NDArray[np.float64]) -> float:
     return float(shares[np.arange(len(shares)), said.argmax(axis=1)].mean())
 
 
+# How much colours may count, where labels or answers tell: 0 if they only distract. Else they count
+# most: where colours are classes, they are all that is worth knowing.
 COLOUR_SHARES = (1.0, 0.5, 0.0)
-"""How much colours may count, where labels or answers tell: 0 if they only distract. Else they
-count most: where colours are classes, they are all that is worth knowing."""
+# Public pictures by which views are judged, at most.
 MAX_JUDGED_PICTURES = 2000
-"""Public pictures by which views are judged, at most."""
+# Of colours against gradients, at most: what varies less than that makes up for is noise.
 MAX_COLOUR_WEIGHT = 100.0
-"""Of colours against gradients, at most: what varies less than that makes up for is noise."""
+# The fewest public inputs for which there is a graph, and the most that it contains.
 MIN_GRAPH_POINTS, MAX_GRAPH_POINTS = 200, 10_000
-"""The fewest public inputs for which there is a graph, and the most that it contains."""
 
 
 def views_of(inputs: InputSpec, x: NDArray[Any]) -> tuple[View, ...]:

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 T = TypeVar("T")
+# Of the manifests that are written. Its number grows when earlier code could not read them; those
+# of earlier numbers are converted when they are read. A manifest that names none is of the first.
 FORMAT: Literal["terrine-ensemble-1"] = "terrine-ensemble-1"
-"""Of the manifests that are written. Its number grows when earlier code could not read them; those
-of earlier numbers are converted when they are read. A manifest that names none is of the first."""
 MANIFEST_FILE = "manifest.json"
 FEATURES_FILE = "features.safetensors"
 BACKBONE_FILE = "backbone.onnx"
+# What students ask, where the owner designed it. Public.
 POOL_FILE = "pool.npz"
-"""What students ask, where the owner designed it. Public."""
+# Who is in each slot, and who was forgotten: keyed digests. Only of people who have names.
 IDENTITIES_FILE = "identities.safetensors"
-"""Who is in each slot, and who was forgotten: keyed digests. Only of people who have names."""
+# Bytes. A larger manifest is refused unread.
 MAX_MANIFEST_BYTES = 16 * 2**20
-"""Bytes. A larger manifest is refused unread."""
 
+# Of settings, which are checked when they are made.
 SETTINGS_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Of settings, which are checked when they are made."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?$")]
 FileName = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\.(safetensors|onnx|npz)$", max_length=100)

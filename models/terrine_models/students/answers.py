@@ -24,8 +24,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 FOLDS = 5
+# With fewer answers than this per class on average, there is nothing to judge by.
 MIN_ANSWERS_PER_CLASS = 2
-"""With fewer answers than this per class on average, there is nothing to judge by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,19 +193,19 @@ def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
 
 
 Real = TypeVar("Real", np.float32, np.float64)
+# Variance that a score x·w of one of several classes is expected to have before any count is seen,
+# along the features' usual size. The penalty on w is the variance of the noise divided by that of
+# w. Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well.
 SCORE_VARIANCE = 1.0
-"""Variance that a score x·w of one of several classes is expected to have before any count is seen,
-along the features' usual size. The penalty on w is the variance of the noise divided by that of w.
-Chosen on Fashion-MNIST's training images, where 0.5 to 1.5 did nearly as well."""
+# The same for two classes. Chosen on Adult, where 0.1 to 0.4 did nearly as well; where features say
+# little, as of late flights, 0.1 shrinks too much.
 SCORE_VARIANCE_OF_TWO = 0.2
-"""The same for two classes. Chosen on Adult, where 0.1 to 0.4 did nearly as well; where features
-say little, as of late flights, 0.1 shrinks too much."""
+# Variance that the logarithm of a class's frequency is expected to have before any count is seen.
+# Where noise is large, a class would otherwise win or lose rows by the noise of its total alone.
+# Two classes get a threshold afterwards (`models.choose_threshold`).
 LOG_FREQUENCY_VARIANCE = 0.1
-"""Variance that the logarithm of a class's frequency is expected to have before any count is seen.
-Where noise is large, a class would otherwise win or lose rows by the noise of its total alone. Two
-classes get a threshold afterwards (`models.choose_threshold`)."""
+# Steps of L-BFGS at most, in single precision: what is left is far below the noise.
 MAX_LBFGS_STEPS = 40
-"""Steps of L-BFGS at most, in single precision: what is left is far below the noise."""
 
 
 def fit_softmax(
@@ -266,10 +266,10 @@ def softmax(scores: NDArray[Real]) -> NDArray[Real]:
     return fitted
 
 
+# Ridge penalties that are tried, relative to the mean variance of a feature.
 RIDGE_PENALTIES = np.geomspace(1e-6, 1e2, 41)
-"""Ridge penalties that are tried, relative to the mean variance of a feature."""
+# What a row that decides its own fit leaves open: nothing.
 MIN_RESIDUAL_SHARE = 1e-9
-"""What a row that decides its own fit leaves open: nothing."""
 
 
 def fit_shares(features: Floats, shares: Floats) -> tuple[Floats, Floats]:
@@ -303,17 +303,17 @@ def fit_shares(features: Floats, shares: Floats) -> tuple[Floats, Floats]:
 # the classes. So what is fitted to the counts are not the shares at an input, but the sum of those
 # around it (`weigh_surroundings`), as a telescope's picture is fitted with its blur.
 
+# Inputs that stand for the units: of more, every second, third, …. That bounds memory.
 MAX_STAND_INS = 10_000
-"""Inputs that stand for the units: of more, every second, third, …. That bounds memory."""
+# Stand-ins around each input: an average needs no more.
 MAX_AROUND = 50
-"""Stand-ins around each input: an average needs no more."""
+# Votes on an input at least, relative to their mean: below that, they could not be told from 0.
 MIN_VOTES = 0.2
-"""Votes on an input at least, relative to their mean: below that, they could not be told from 0."""
+# Variances of scores (`SCORE_VARIANCE`) among which answers choose: few columns that tell classes
+# apart want the largest, many columns the least.
 SCORE_VARIANCES = (1.0, 4.0, 16.0)
-"""Variances of scores (`SCORE_VARIANCE`) among which answers choose: few columns that tell
-classes apart want the largest, many columns the least."""
+# The same for two classes.
 SCORE_VARIANCES_OF_TWO = (0.2, 0.8)
-"""The same for two classes."""
 BLOCK_ROWS = 512
 
 

@@ -38,29 +38,29 @@ from terrine_models.students.models import METHODS, Student, Task, Training, che
 from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]
+# What every student is compared with.
 PLAIN_METHOD = "ridge"
-"""What every student is compared with."""
+# By which the plain student must be ahead, where answers are clear, to be returned. Where labels
+# are mostly noise it loses least: of 400 of digits, a quarter right, a regression was right on 59 %
+# of new ones, and a kernel that was 1.6 standard errors behind it on 36 %.
 MIN_LEAD_STANDARD_ERRORS = 1.0
-"""By which the plain student must be ahead, where answers are clear, to be returned. Where labels
-are mostly noise it loses least: of 400 of digits, a quarter right, a regression was right on 59 %
-of new ones, and a kernel that was 1.6 standard errors behind it on 36 %."""
+# By which a student must fit less than is allowed to have collapsed.
 COLLAPSE_STANDARD_ERRORS = 2.0
-"""By which a student must fit less than is allowed to have collapsed."""
+# Share of the answers by which a student may fit fewer than the plain one predicts unseen before
+# that counts as a collapse.
 MAX_AGREEMENT_LOSS = 0.02
-"""Share of the answers by which a student may fit fewer than the plain one predicts unseen before
-that counts as a collapse."""
+# Share of the held-out answers by which methods are compared with the plain one: those of which it
+# is surest. It smooths votes over all inputs, so there they are clear. Where they are not, many
+# voters are wrong, and a student that is better than they disagrees with them: of noisy counts of
+# MNIST's training images, students that were right on up to one percent more agreed with half a
+# percent less of the votes.
 CLEAR_SHARE = 0.75
-"""Share of the held-out answers by which methods are compared with the plain one: those of which it
-is surest. It smooths votes over all inputs, so there they are clear. Where they are not, many
-voters are wrong, and a student that is better than they disagrees with them: of noisy counts of
-MNIST's training images, students that were right on up to one percent more agreed with half a
-percent less of the votes."""
+# Public inputs of which the plain student predicts a class that counts as lost.
 MIN_INPUTS_OF_LOST_CLASS = 10
-"""Public inputs of which the plain student predicts a class that counts as lost."""
+# A class is lost if the plain student predicts it for more than so many times as many inputs.
 LOST_CLASS_FACTOR = 4
-"""A class is lost if the plain student predicts it for more than so many times as many inputs."""
+# Share of the public inputs and of the classes that may be lost: of many, rare ones vary.
 MAX_LOST_SHARE = 0.02
-"""Share of the public inputs and of the classes that may be lost: of many, rare ones vary."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def _collapse(
 
 
 ORDER_COMPONENTS = 60
+# Number of inputs that are spread out; the others follow in random order.
 MAX_SPREAD_INPUTS = 2048
-"""Number of inputs that are spread out; the others follow in random order."""
 
 
 def asking_order(x: NDArray[np.generic], inputs: InputSpec, seed: int) -> NDArray[np.int64]:

@@ -32,11 +32,12 @@ from terrine_tables.columns import encoded_width
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Cells of equal width into which the range of a number is divided.
 EQUAL_CELLS = 40
-"""Cells of equal width into which the range of a number is divided."""
+# Times that the cells at either end are halved: many columns are at an end in most rows, or lie
+# near it by orders of magnitude.
 HALVINGS = 14
-"""Times that the cells at either end are halved: many columns are at an end in most rows, or lie
-near it by orders of magnitude."""
+# Of the cells of a number, encoded from 0 to 1.
 NUMBER_EDGES = np.unique(
     np.concatenate(
         [
@@ -46,19 +47,18 @@ NUMBER_EDGES = np.unique(
         ]
     )
 )
-"""Of the cells of a number, encoded from 0 to 1."""
+# Of a question, for whose cells noise is drawn and sent.
 MAX_CELLS = 2_000
-"""Of a question, for whose cells noise is drawn and sent."""
 MAX_QUESTIONS = 250
+# Into which a column is cut, each asked about equally often.
 BINS = 10
-"""Into which a column is cut, each asked about equally often."""
+# By which a count must differ from 0 to be told from noise.
 MIN_STANDARD_ERRORS = 2.0
-"""By which a count must differ from 0 to be told from noise."""
+# Of the categories of a designed row, the share that is drawn evenly; the rest is as common as in
+# the margin, or rare categories of a long list would crowd out those that matter.
 EVEN_SHARE = 0.5
-"""Of the categories of a designed row, the share that is drawn evenly; the rest is as common as in
-the margin, or rare categories of a long list would crowd out those that matter."""
+# Up to so many categories, all are drawn evenly.
 EVEN_CATEGORIES = 50
-"""Up to so many categories, all are drawn evenly."""
 LABEL_QUESTION = "label"
 
 

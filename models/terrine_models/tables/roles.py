@@ -31,28 +31,27 @@ from terrine_protocol.schema import Column, DateOrder, DatePart
 from terrine_tables.columns import DECIMAL_COMMA, THOUSANDS
 
 MAX_CATEGORIES = 1000
+# Categories that are kept where there are more than that.
 KEPT_CATEGORIES = 100
-"""Categories that are kept where there are more than that."""
+# Share of the rows that these have at least.
 MIN_KEPT_SHARE = 0.5
-"""Share of the rows that these have at least."""
+# Of dates; and the hour, if there is a time of day.
 DATE_PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
-"""Of dates; and the hour, if there is a time of day."""
 MAX_CLASSES = 100
+# Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
+# often quantities.
 MIN_CODE = 10_000
-"""Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
-often quantities."""
 
+# Of numbers that may be whole, with points between thousands.
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
-"""Of numbers that may be whole, with points between thousands."""
 MIN_YEAR, MAX_YEAR = 1800, 2100
+# Share of the values that are in equally many rows, or of the rows that have a value of their own.
 MIN_EVEN_SHARE = 0.9
-"""Share of the values that are in equally many rows, or of the rows that have a value of their
-own."""
+# Fewer numbers of records are told by their names alone.
 MIN_NUMBERED_RECORDS = 100
-"""Fewer numbers of records are told by their names alone."""
+# Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
+# in 99 of 100 cases (Kolmogorov and Smirnov).
 MAX_UNIFORM_DISTANCE = 1.63
-"""Times the square root of their count: how far evenly spread numbers are from evenly spaced ones,
-in 99 of 100 cases (Kolmogorov and Smirnov)."""
 _TWO_LETTERS = re.compile(r"[A-Z]{2}")
 
 EVEN_RUNS = "whole numbers, each in equally many rows that follow one another"

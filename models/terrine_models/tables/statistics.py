@@ -28,12 +28,12 @@ from terrine_tables.columns import (
     read_date,
 )
 
+# A column with at most this many distinct values is not taken for names, text or identifiers.
 FEW_VALUES = 20
-"""A column with at most this many distinct values is not taken for names, text or identifiers."""
+# Mean number of words from which values are prose.
 PROSE_WORDS = 5
-"""Mean number of words from which values are prose."""
+# Mean number of characters from which they are.
 PROSE_CHARACTERS = 40
-"""Mean number of characters from which they are."""
 
 _MONTH = r"(jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\.?"
 _CLOCK = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[ap]m)?(z|[+-]\d{2}:?\d{2})?"
@@ -48,21 +48,21 @@ _UNREAD_NUMBER = re.compile(
     r"(\d+|\d{1,3}([ \u00a0\u202f'’.,]\d{3})+)([.,]\d+)?( ?[%€£$¥]| (USD|EUR|GBP|CHF))?"
 )
 _NINES = re.compile(r"-?9{2,}|-9")
+# Other values beside one that may stand for a missing one.
 MIN_OTHER_VALUES = 3
-"""Other values beside one that may stand for a missing one."""
 LIFE_DAYS = 100 * 366
 _PLAIN = re.compile(r"[0-9+\-.eE\n]+")
 _HEX = re.compile(r"[0-9a-f-]{16,}", re.IGNORECASE)
 
 
+# Different values of a column that are counted.
 MAX_VALUES = 100_000
-"""Different values of a column that are counted."""
+# Of the counted values of a column, together.
 MAX_CHARACTERS = 10_000_000
-"""Of the counted values of a column, together."""
+# Different values of all columns that are counted.
 MAX_VALUES_OF_TABLE = 5_000_000
-"""Different values of all columns that are counted."""
+# Different values of a column that are counted however many columns there are.
 MIN_COUNTED_VALUES = 2_000
-"""Different values of a column that are counted however many columns there are."""
 
 
 def max_counted_values(columns: int) -> int:

@@ -43,16 +43,16 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.networks import level_biases, match_priors, ridge_head
 from terrine_models.teachers.shards import Shards
 
+# Penalty of a head.
 DEFAULT_RIDGE = 0.1
-"""Penalty of a head."""
+# Penalty on whitened features, where a strong one does no harm: what it shrinks most is the shard's
+# own, unreliable view of how features vary together.
 WHITENED_RIDGE = 1.0
-"""Penalty on whitened features, where a strong one does no harm: what it shrinks most is the
-shard's own, unreliable view of how features vary together."""
+# Features after the public projection.
 DEFAULT_WIDTH = 150
-"""Features after the public projection."""
+# Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
+# devices; it is not slower per row.
 MAX_BLOCK_INPUTS = {"cpu": 32}
-"""Inputs in a block, at most: what it computes with stays in a processor's cache then. 128 on other
-devices; it is not slower per row."""
 
 
 Augmentations = Annotated[

@@ -49,12 +49,12 @@ from terrine_protocol.files import write_atomically
 from terrine_protocol.projects import HistogramRelease, ImageFormat
 from terrine_protocol.schema import PublicSource, TableSchema
 
+# The tensors of a run of teachers.
 Trained = dict[str, torch.Tensor]
-"""The tensors of a run of teachers."""
+# Inputs [b, *shape] to every teacher's choice [b, n].
 Choose = Callable[[torch.Tensor], torch.Tensor]
-"""Inputs [b, *shape] to every teacher's choice [b, n]."""
+# Scratch memory of oriented gradients, or of one network's layers, for each value of an input.
 SCRATCH_BYTES_PER_VALUE = 400
-"""Scratch memory of oriented gradients, or of one network's layers, for each value of an input."""
 K = TypeVar("K", bound="TeacherKind")
 
 
@@ -75,8 +75,8 @@ class TeacherSettings(ABC):
         """What the manifest will say. Raises TrainingError for data that do not suit the kind."""
 
 
+# How long foreign code may take for a block of inputs, unless told otherwise.
 VOTING_SECONDS = 60.0
-"""How long foreign code may take for a block of inputs, unless told otherwise."""
 
 
 class VotingError(TerrineError):
@@ -192,8 +192,8 @@ class ShardTeachers(TeacherKind):
         return None if self.features is None else self.features.fitted_on
 
 
+# The kinds of teacher, by name. `kinds.py` imports those that Terrine has.
 KINDS: dict[str, type[TeacherKind]] = {}
-"""The kinds of teacher, by name. `kinds.py` imports those that Terrine has."""
 
 
 def teacher_kind(made: type[K]) -> type[K]:

@@ -67,29 +67,29 @@ from terrine_protocol.files import new_directory
 RADIUS_FILE = "radius.safetensors"
 RECORDS_FILE = "teachers-00000.safetensors"
 MAX_COORDINATES = 4096
+# In whole numbers: rounded it is shorter than 3,344, so a product of two and half the square of one
+# stay below 2 ** 24, up to which float32 holds every whole number. So sums are exact in whatever
+# order they are added.
 MAX_POINT_LENGTH = 3300
-"""In whole numbers: rounded it is shorter than 3,344, so a product of two and
-half the square of one stay below 2 ** 24, up to which float32 holds every whole number. So sums are
-exact in whatever order they are added."""
+# Inputs mapped at a time: always as many, as products round by their size, and what one person's
+# records round to must not depend on others'.
 BATCH_INPUTS = 128
-"""Inputs mapped at a time: always as many, as products round by their size, and what one person's
-records round to must not depend on others'."""
+# Records of one person mapped at a time.
 PERSON_BATCH_RECORDS = 8
-"""Records of one person mapped at a time."""
+# Records compared at a time: what that computes with stays in a processor's cache.
 BLOCK_RECORDS = 4096
-"""Records compared at a time: what that computes with stays in a processor's cache."""
+# Units within the radius of a query.
 DEFAULT_NEAR = 240
-"""Units within the radius of a query."""
 IMAGE_COORDINATES = 96
 TABLE_COORDINATES = 512
+# Length of an image's coordinates on the public graph, beside its components, of length 1. On
+# MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities right without these
+# coordinates, 98.0 % with them, 97.9 % where they are of length 1.
 GRAPH_COORDINATE_NORM = 0.5
-"""Length of an image's coordinates on the public graph, beside its components, of length 1. On
-MNIST's training images, 240 of 50,000 near each: 97.6 % of the pluralities right without these
-coordinates, 98.0 % with them, 97.9 % where they are of length 1."""
+# Public rows that are asked about, and that stand for private ones.
 STAND_INS = 2000
-"""Public rows that are asked about, and that stand for private ones."""
+# Public points, at least, by which it is judged how far people near a query are exhausted.
 MIN_JUDGED_POINTS = 20
-"""Public points, at least, by which it is judged how far people near a query are exhausted."""
 Points = NDArray[np.int16]
 
 

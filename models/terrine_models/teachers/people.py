@@ -25,8 +25,8 @@ from terrine_models.teachers.manifests import StoredEnsemble, check_shapes
 from terrine_models.teachers.shards import unit_count
 from terrine_protocol.base import normalize
 
+# Keyed digests [n, 32] of who people are.
 Digests = NDArray[np.uint8]
-"""Keyed digests [n, 32] of who people are."""
 
 
 def key_check(key: bytes) -> bytes:

@@ -149,8 +149,8 @@ def partition_records(
 
 PARTITION_FILE = "partition.json"
 MAX_PARTITION_BYTES = 16 * 2**20
+# Bytes of inputs that are written at a time.
 BLOCK_BYTES = 16 * 2**20
-"""Bytes of inputs that are written at a time."""
 
 
 class PartitionFile(Record):

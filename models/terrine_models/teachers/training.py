@@ -61,12 +61,12 @@ from terrine_protocol import HistogramRelease
 from terrine_protocol.files import sync_directory, write_atomically
 
 PROGRESS_FILE = "training.json"
+# What public rows are called that nobody has seen anywhere.
 DESIGNED = "rows designed from the schema"
-"""What public rows are called that nobody has seen anywhere."""
 
 
+# Trains runs of teachers of a kind, each a file, and yields the tensors of each run, in order.
 Trainer = Callable[[ShardTeachers, Shards, Sequence[range]], Generator[Trained]]
-"""Trains runs of teachers of a kind, each a file, and yields the tensors of each run, in order."""
 
 
 def train_locally(kind: ShardTeachers, shards: Shards, runs: Sequence[range]) -> Generator[Trained]:

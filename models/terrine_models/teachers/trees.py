@@ -36,17 +36,17 @@ from terrine_models.teachers.networks import match_biases
 from terrine_models.teachers.shards import Shards, TrainingError
 from terrine_protocol.schema import PublicSource
 
+# Questions from the root to a leaf, at most.
 MAX_DEPTH = 16
-"""Questions from the root to a leaf, at most."""
+# In one forest.
 MAX_TREES = 10_000
-"""In one forest."""
+# Probabilities are added as whole numbers of 1 / PROBABILITY_UNIT: their sum is the same in any
+# order.
 PROBABILITY_UNIT = 2.0**40
-"""Probabilities are added as whole numbers of 1 / PROBABILITY_UNIT: their sum is the same in any
-order."""
+# Rows times trees that are walked side by side: few enough to stay in a processor's cache.
 MAX_PAIRS = 2**15
-"""Rows times trees that are walked side by side: few enough to stay in a processor's cache."""
+# Scratch memory for each of them, beside 8 bytes for each class.
 PAIR_BYTES = 64
-"""Scratch memory for each of them, beside 8 bytes for each class."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -200,8 +200,8 @@ def _children(inner: NDArray[np.bool_], sizes: Ints, where: str) -> Ints:
     return child
 
 
+# Public rows, at most, on which priors are matched.
 MAX_PUBLIC_ROWS = 2000
-"""Public rows, at most, on which priors are matched."""
 
 
 TreeCount = Annotated[int, Field(ge=1, le=MAX_TREES, description="Trees in each forest.")]

@@ -34,12 +34,12 @@ class Subject(StrEnum):
 
 
 BY_DEFAULT = (Subject.MECHANISMS, Subject.LEDGER)
+# Probability that nothing sound fails by chance.
 CONFIDENCE = 0.999
-"""Probability that nothing sound fails by chance."""
 
 
+# Noise, mechanisms and students share the probability of a false alarm.
 STATISTICAL_PARTS = 3
-"""Noise, mechanisms and students share the probability of a false alarm."""
 
 
 @dataclass(frozen=True)

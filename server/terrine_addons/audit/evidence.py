@@ -165,12 +165,12 @@ EXAMPLE = {
 }
 TEACHERS, CLASSES, ORDER = 2000, 10, 17.71
 PLAIN_MECHANISM = {"name": "gnmax", "sigma": 40.0}
+# How many top counts are tried.
 TOP_COUNTS_TRIED = 40
-"""How many top counts are tried."""
+# Shares of honest teachers that agree on queries as they come.
 NATURAL_SHARES = (1.0, 0.99, 0.95, 0.9, 0.75)
-"""Shares of honest teachers that agree on queries as they come."""
+# Shares of the teachers that are the adversary's.
 POISONED_SHARES = (0.0, 0.1, 0.3, 0.45)
-"""Shares of the teachers that are the adversary's."""
 
 
 def audit_prices() -> Iterator[AuditFinding]:

@@ -35,8 +35,8 @@ from terrine_server.privacy import (
     quote,
 )
 
+# How many problems of one project are reported; the first one is the one to look at.
 MAX_PROBLEMS = 3
-"""How many problems of one project are reported; the first one is the one to look at."""
 
 
 def audit_ledger(ledger: Ledger) -> Iterator[AuditFinding]:

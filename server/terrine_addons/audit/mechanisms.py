@@ -42,8 +42,8 @@ from terrine_server.privacy.noise import NoiseTable, discrete_gaussian, discrete
 from terrine_server.privacy.numbers import COST_UNITS, DELTA_UNITS, SAMPLER_DELTA
 from terrine_server.privacy.releases import MAX_RELEASED
 
+# The mass that a table may omit on one side, bounded by the density at its end.
 OMITTED_MASS = 2.0**-180
-"""The mass that a table may omit on one side, bounded by the density at its end."""
 DRAWS_AT_A_TIME = 1_000_000
 
 
@@ -60,8 +60,8 @@ class NoiseAudit:
     draw: Callable[[int], NDArray[np.int64]] | None = None
 
 
+# Votes whose noisy counts are released, to see the noise in them.
 EXAMPLE_COUNTS = (20, 10, 7, 3, 0)
-"""Votes whose noisy counts are released, to see the noise in them."""
 
 
 def _draw_counts(draws: int) -> NDArray[np.int64]:
@@ -168,8 +168,8 @@ def _tails(noise: NoiseAudit, draws: int, level: float) -> Iterator[str]:
 
 
 RANDOM_PAIRS = 4
+# How many queries people are asked beyond what they may answer. More would hide what they do.
 EXTRA_QUERIES = 1
-"""How many queries people are asked beyond what they may answer. More would hide what they do."""
 
 
 class Case(AuditCase):
@@ -223,21 +223,21 @@ def _replace_person(
 
 CASES = tuple(Case(**vars(case)) for kind in MECHANISMS.values() for case in kind.audit_cases)
 
+# How many events reach the second half. With more, each would have less of the confidence.
 FINALIST_EVENTS = 3
-"""How many events reach the second half. With more, each would have less of the confidence."""
+# Of hundreds of events, a more lenient level would now and then prefer rare ones, which were seen
+# by luck and of which the second half proves nothing. It is not part of the audit's own level.
 RANKING_LEVEL = 1e-12
-"""Of hundreds of events, a more lenient level would now and then prefer rare ones, which were seen
-by luck and of which the second half proves nothing. It is not part of the audit's own level."""
+# The Rényi divergence at this order is the pure ε.
 INFINITE = 1e12
-"""The Rényi divergence at this order is the pure ε."""
+# How many queries one call releases.
 QUERIES_AT_A_TIME = 250_000
-"""How many queries one call releases."""
 
+# The outcome and label of each query of a request; −1 if there is no label. Where noisy counts of
+# two classes are released, in place of the label twice the first less the second, plus the label.
 Seen = tuple[tuple[str, int], ...]
-"""The outcome and label of each query of a request; −1 if there is no label. Where noisy counts of
-two classes are released, in place of the label twice the first less the second, plus the label."""
+# A set of what is seen.
 Event = tuple[Hashable, ...]
-"""A set of what is seen."""
 
 
 @dataclass(frozen=True)

@@ -69,30 +69,30 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 NAME = "attacked"
+# Records that are used, drawn at random from those given. More take longer, and hide better.
 MAX_RECORDS = 6_000
-"""Records that are used, drawn at random from those given. More take longer, and hide better."""
+# Of the records, that students ask about.
 POOL_SHARE = 0.3
-"""Of the records, that students ask about."""
+# Of the records, that say how good the students are.
 TESTED_SHARE = 0.1
-"""Of the records, that say how good the students are."""
+# Of usual records, and as many of mislabelled ones. With 100, coins of places near by hid each:
+# without noise, guesses about digits were right on 70 % in place of 90 %.
 MAX_PLACES = 20
-"""Of usual records, and as many of mislabelled ones. With 100, coins of places near by hid each:
-without noise, guesses about digits were right on 70 % in place of 90 %."""
 MIN_PLACES = 10
+# At most one place in so many is attacked, of either sort.
 PLACES_ONE_IN = 10
-"""At most one place in so many is attacked, of either sort."""
+# Share of those for whom it is false who may be accused.
 ACCUSED = 0.01
-"""Share of those for whom it is false who may be accused."""
+# Of the limits that are printed beside figures; verdicts have that of the whole audit.
 FIGURES_CONFIDENCE = 0.95
-"""Of the limits that are printed beside figures; verdicts have that of the whole audit."""
 RESAMPLES = 500
 MIN_STUDENTS = 16
+# Of the students, as many more learn the true labels: on those, attacks succeed with few.
 TRUE_LABELS_ONE_IN = 4
-"""Of the students, as many more learn the true labels: on those, attacks succeed with few."""
+# That attacks on students of the true labels must exceed.
 MAX_CLAIMED_EPSILON = 1.0
-"""That attacks on students of the true labels must exceed."""
+# Of the students, that the attacker learns from.
 LEARN_ONE_IN = 2
-"""Of the students, that the attacker learns from."""
 MIN_PROBABILITY = 1e-9
 
 

@@ -25,10 +25,11 @@ from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
 from terrine_server.cli.console import console
 
+# Seconds to connect, and seconds without a byte.
 TIMEOUT_SECONDS = (10.0, 20.0)
-"""Seconds to connect, and seconds without a byte."""
+# Bytes of a packed file, of which the largest has ten million.
 MAX_PACKED_BYTES = 16 * 2**20
-"""Bytes of a packed file, of which the largest has ten million."""
+# Size and SHA-256 of each file, unpacked, because mirrors compress them differently.
 FILES = {
     "train-images-idx3-ubyte": (
         47_040_016,
@@ -47,7 +48,6 @@ FILES = {
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 }
-"""Size and SHA-256 of each file, unpacked, because mirrors compress them differently."""
 
 
 class FetchError(TerrineError):
@@ -126,8 +126,8 @@ def _unpack(data: bytes, size: int) -> bytes:
     return zlib.decompressobj(wbits=31).decompress(data, size + 1)
 
 
+# SHA-256 of the pixels. Other data sets come in the same files, such as Fashion-MNIST.
 MNIST_TEST_IMAGES = "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161"
-"""SHA-256 of the pixels. Other data sets come in the same files, such as Fashion-MNIST."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from terrine_server.owner.operations import verify_log, verify_project
 from terrine_server.planning.first_project import max_detection_rate, max_guess_accuracy
 from terrine_server.settings import Settings
 
+# A page with its style inside, and nothing else to load.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""A page with its style inside, and nothing else to load."""
+# Projects, or acts, that are read at a time.
 PAGE_ENTRIES = 1000
-"""Projects, or acts, that are read at a time."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import httpx
 from terrine_addons.federation.federations import Owner, owner_token
 from terrine_models.storage.manifests import StoreError
 
+# Bytes of a response, beyond those of the values that it may hold.
 REPLY_BYTES = 64 * 1024
-"""Bytes of a response, beyond those of the values that it may hold."""
+# Bytes that are read of one response before others have their turn: some 10 ms of work at most, if
+# they are made of as many events of HTTP as fit.
 READ_BYTES = 4096
-"""Bytes that are read of one response before others have their turn: some 10 ms of work at most,
-if they are made of as many events of HTTP as fit."""
+# How long an idle connection is kept: a new one costs both sides a handshake.
 KEEP_ALIVE_SECONDS = 30.0
-"""How long an idle connection is kept: a new one costs both sides a handshake."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class ReplyTooLarge(Exception):  # noqa: N818 - of a peer, not of ours
     """A response has more bytes than it may."""
 
 
+# Bytes that the response to the request of this task may have.
 _most: ContextVar[int] = ContextVar("most", default=REPLY_BYTES)
-"""Bytes that the response to the request of this task may have."""
 
 
 class _LimitedStream(httpcore.AsyncNetworkStream):

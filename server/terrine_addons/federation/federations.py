@@ -30,8 +30,8 @@ from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
 
 FEDERATION = "federation.json"
+# As that of manifests.
 FORMAT: Literal["terrine-federation-1"] = "terrine-federation-1"
-"""As that of manifests."""
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 LARGEST_TOKEN = 4096
 

@@ -23,8 +23,8 @@ from terrine_protocol.base import first_problem
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.names import find_unshown
 
+# The share of owners that must answer, unless the file says how many.
 QUORUM = 0.75
-"""The share of owners that must answer, unless the file says how many."""
 
 
 def create_federation(file: Path, name: str, directory: Path) -> Federation:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 
+# With tensors as bytes: how many bytes of the body are JSON.
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""With tensors as bytes: how many bytes of the body are JSON."""
 DATATYPES = {"uint8": "UINT8", "float32": "FP32"}
 _LABELS = {"INT64", "INT32", "INT16", "INT8", "UINT64", "UINT32", "UINT16", "UINT8"}
 _SCORES = {"FP64", "FP32", "FP16"}
@@ -68,8 +68,8 @@ def encode_request(
     return head + raw, headers
 
 
+# Stands for an output that chooses none.
 NO_CLASS = -1
-"""Stands for an output that chooses none."""
 
 
 def decode_labels(body: bytes, output: str | None, rows: int, classes: int) -> NDArray[np.int64]:

@@ -35,8 +35,8 @@ from terrine_server.serving.bodies import Guard, limits_for
 
 log = structlog.get_logger("terrine")
 
+# Of a request's body.
 MAX_BODY_BYTES = 64 * 2**20
-"""Of a request's body."""
 LIMITS = limits_for(1)
 
 

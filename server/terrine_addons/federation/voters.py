@@ -45,8 +45,8 @@ from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
+# Bytes of a response for each value that it may hold.
 VALUE_BYTES = 32
-"""Bytes of a response for each value that it may hold."""
 
 
 class _Loop:

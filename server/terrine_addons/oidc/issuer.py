@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger("terrine")
 
 CALLBACK = "/admin/oidc/callback"
+# Signatures that are trusted: with public keys alone.
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384")
-"""Signatures that are trusted: with public keys alone."""
+# Seconds that the issuer's clock and ours may differ.
 CLOCK_SKEW_SECONDS = 60
-"""Seconds that the issuer's clock and ours may differ."""
+# Seconds after which an ID token is too old to begin a session with.
 MAX_TOKEN_AGE_SECONDS = 600
-"""Seconds after which an ID token is too old to begin a session with."""
+# How long the issuer may take for an answer.
 REPLY_SECONDS = 5.0
-"""How long the issuer may take for an answer."""
+# Of an answer of the issuer's.
 MAX_REPLY_BYTES = 256 * 1024
-"""Of an answer of the issuer's."""
+# How long its discovery document and keys are trusted.
 METADATA_SECONDS = 3600.0
-"""How long its discovery document and keys are trusted."""
+# How soon it may be asked again that did not answer, or for a signature that no key has made.
 RETRY_SECONDS = 10.0
-"""How soon it may be asked again that did not answer, or for a signature that no key has made."""
 MIN_RSA_BITS = 2048
+# Seconds since 1970 of the last second of the year 9999. What is later is no time.
 LATEST_TIME = 253_402_300_799
-"""Seconds since 1970 of the last second of the year 9999. What is later is no time."""
 URL = re.compile(r"[\x21-\x7e]{1,200}")
 SUBJECT = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_NAME_CHARACTERS = 64

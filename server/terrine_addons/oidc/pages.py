@@ -29,14 +29,14 @@ from terrine_server.serving.slots import client_network
 log = structlog.get_logger("terrine")
 
 router = APIRouter(prefix=PAGES_PATH)
+# Not checked for unknown parameters: issuers add some (OpenID Connect Core, 3.1.2.5).
 callbacks = APIRouter(include_in_schema=False)
-"""Not checked for unknown parameters: issuers add some (OpenID Connect Core, 3.1.2.5)."""
 
 ANSWER = ("state", "code", "iss")
+# Threads that find out where browsers are sent: what one has fetched, the next one finds.
 _BEGINNING = CapacityLimiter(1)
-"""Threads that find out where browsers are sent: what one has fetched, the next one finds."""
+# Threads that exchange codes, each of which may wait for the issuer.
 _ENDING = CapacityLimiter(4)
-"""Threads that exchange codes, each of which may wait for the issuer."""
 
 
 @router.get("/oidc/start")

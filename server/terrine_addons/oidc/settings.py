@@ -13,8 +13,8 @@ from pydantic_settings import NoDecode
 
 from terrine_server.settings import LOOPBACK, Settings
 
+# A part of a distinguished name (RFC 4514) that names no group, but what many groups are in.
 ABOVE_GROUPS = re.compile(r"(c|dc|o|ou)\s*=[^,]*", re.IGNORECASE)
-"""A part of a distinguished name (RFC 4514) that names no group, but what many groups are in."""
 
 
 class OidcSettings(Settings):

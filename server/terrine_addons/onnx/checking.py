@@ -45,23 +45,23 @@ from terrine_models.storage.manifests import StoreError
 from terrine_protocol.base import Record, list_names, map_class_numbers
 from terrine_protocol.files import open_regular_file
 
+# Bytes of one file.
 MAX_FILE_BYTES = 512 * 2**20
-"""Bytes of one file."""
+# Bytes of address space that the check may take, except what the model does with inputs.
 PARSING_BYTES = LOADING_BYTES + 8 * MAX_FILE_BYTES
-"""Bytes of address space that the check may take, except what the model does with inputs."""
+# Synthetic inputs.
 PROBE_INPUTS = 32
-"""Synthetic inputs."""
+# Inputs that are asked together, to see whether one changes what is said of another.
 PROBE_GROUP = 8
-"""Inputs that are asked together, to see whether one changes what is said of another."""
 DOMAINS = {"": "ai.onnx", "ai.onnx": "ai.onnx", "ai.onnx.ml": "ai.onnx.ml"}
+# Opset of ai.onnx from which onnxruntime promises to run models.
 MIN_OPSET = 7
-"""Opset of ai.onnx from which onnxruntime promises to run models."""
+# Seconds until the check must be ready.
 START_SECONDS = 120.0
-"""Seconds until the check must be ready."""
+# That one file may take.
 CHECK_SECONDS = 120.0
-"""That one file may take."""
+# Refusals that an error names.
 MAX_SHOWN_FINDINGS = 5
-"""Refusals that an error names."""
 
 
 class CheckRequest(Record):

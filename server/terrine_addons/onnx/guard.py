@@ -18,16 +18,16 @@ from threading import Thread
 
 from terrine_addons.onnx.models import ModelError
 
+# Bytes of address space that loading may take, beside eight times the files.
 LOADING_BYTES = 4 * 2**30
-"""Bytes of address space that loading may take, beside eight times the files."""
+# Bytes of address space that one model may take on one block of inputs, beside its weights. The
+# check asks it one; sizes do not depend on values (`check_operators`), so others take as much.
 VOTING_BYTES = 2**30
-"""Bytes of address space that one model may take on one block of inputs, beside its weights. The
-check asks it one; sizes do not depend on values (`check_operators`), so others take as much."""
+# Added to what makes the kernel end a process when memory runs out: this one, not the server.
 OOM_SCORE = "500"
-"""Added to what makes the kernel end a process when memory runs out: this one, not the server."""
 MEMORY_FILE = Path("/proc/self/statm")
+# Sent to all processes of a terminal or a service. The server first answers what waits.
 SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Sent to all processes of a terminal or a service. The server first answers what waits."""
 _SIZE = struct.Struct("<Q")
 
 

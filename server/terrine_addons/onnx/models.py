@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from terrine_protocol.base import list_names, map_class_numbers, normalize
 from terrine_protocol.errors import TerrineError
 
+# What a model may take as its input.
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(double)": np.dtype(np.float64),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(uint8)": np.dtype(np.uint8),
 }
-"""What a model may take as its input."""
 
 BLOCK_BYTES = 256 * 2**20
+# Bytes that a model is thought to compute with for each number of an input.
 VALUE_BYTES = 400
-"""Bytes that a model is thought to compute with for each number of an input."""
 MAX_BLOCK_INPUTS = 128
 
 Values = NDArray[Any]

@@ -45,6 +45,7 @@ REDUCTIONS = """
     ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
     ReduceSum ReduceSumSquare
 """
+# By operator: which of its inputs decide the size of what comes out, or how long it takes.
 DECIDING: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(f"{ELEMENTWISE} {LAYERS} {CLASSICAL}".split(), ()),
     "ConstantOfShape": (0,),
@@ -66,20 +67,19 @@ DECIDING: Mapping[str, Sequence[int]] = {
     "Upsample": (1,),
     **dict.fromkeys(REDUCTIONS.split(), (1,)),
 }
-"""By operator: which of its inputs decide the size of what comes out, or how long it takes."""
+# Rows in the batch for which sizes are inferred. It is prime, and no size of a model's own is a
+# multiple of it, so an axis whose size is one has the rows of the batch.
 PROBE_BATCH_ROWS = 1_000_003
-"""Rows in the batch for which sizes are inferred. It is prime, and no size of a model's own is a
-multiple of it, so an axis whose size is one has the rows of the batch."""
 LAST_AXIS = "Hardmax LogSoftmax LpNormalization Normalizer Softmax TopK"
 FROM_AXIS = "LayerNormalization RMSNormalization"
 AXIS = "ArgMax ArgMin Gather GatherElements ScatterElements"
 RECURRENT = "GRU LSTM RNN"
 FROM_CHANNELS = "Conv ConvInteger ConvTranspose GroupNormalization LRN QLinearConv"
+# Operators by the axes of their first input along which they work (`_combined_axes`).
 FROM_SPACE = """
     AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LpPool
     MaxPool
 """
-"""Operators by the axes of their first input along which they work (`_combined_axes`)."""
 
 
 def check_operators(graph: Any) -> dict[str, Origin]:

@@ -47,21 +47,21 @@ from terrine_protocol.files import write_atomically
 from terrine_server.cli.console import fail, say
 
 OPSET = 18
+# Of the file: the oldest that has these operators, so that runtimes since 2023 read it.
 IR_VERSION = 8
-"""Of the file: the oldest that has these operators, so that runtimes since 2023 read it."""
 INPUT, LABEL, PROBABILITIES = "x", "label", "probabilities"
+# Of the keys of its metadata.
 PREFIX = "terrine."
-"""Of the keys of its metadata."""
 MAX_DIFFERENCE = 1e-5
+# Between probabilities of the graph and of the student. Both have features in float32 that add up
+# in another order, so scores differ by 1e-6 at most, times the scale of a calibration: where this
+# is more than 10, as much more is allowed.
 EXACT_SCALE = 10
-"""Between probabilities of the graph and of the student. Both have features in float32 that add up
-in another order, so scores differ by 1e-6 at most, times the scale of a calibration: where this is
-more than 10, as much more is allowed."""
 CHECKED_INPUTS = 64
+# Of every other checked input, what is at its lowest, as most n-grams of a text are.
 SPARSE_SHARE = 0.97
-"""Of every other checked input, what is at its lowest, as most n-grams of a text are."""
+# The least length by which a vector is divided, as PyTorch has it.
 TINY = 1e-12
-"""The least length by which a vector is divided, as PyTorch has it."""
 
 Floats = NDArray[np.float32]
 

@@ -52,8 +52,8 @@ from terrine_protocol.base import Sha256
 from terrine_protocol.files import new_directory
 from terrine_protocol.schema import TableSchema
 
+# How long a process may take to start, and to load one model.
 LOADING_SECONDS = 600.0
-"""How long a process may take to start, and to load one model."""
 
 
 class GuardedTeachers:

@@ -24,8 +24,8 @@ from terrine_addons.onnx.models import ModelError, OnnxModel, OnnxTeachers
 from terrine_models.data.arrays import InputSpec
 from terrine_protocol.base import Record
 
+# The exit code after a model wanted more memory.
 OUT_OF_MEMORY_EXIT_CODE = 3
-"""The exit code after a model wanted more memory."""
 
 
 class VotingJob(Record):

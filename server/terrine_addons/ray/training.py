@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from terrine_server.settings import Settings
 
 
+# Arguments of fewer bytes are sent with the task. Ray's own limit on a message is twice that.
 INLINE_BYTES = 256 * 2**20
-"""Arguments of fewer bytes are sent with the task. Ray's own limit on a message is twice that."""
+# Of the object store of a cluster of one's own, near the least that Ray takes.
 STORE_BYTES = 100 * 2**20
-"""Of the object store of a cluster of one's own, near the least that Ray takes."""
 NAMESPACE = "terrine"
 CONNECT_SECONDS = 10.0
 
@@ -209,12 +209,12 @@ def _first(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+# How often a task is sent again because its worker is lost.
 MAX_RETRIES = 5
-"""How often a task is sent again because its worker is lost."""
+# Tasks that are sent, at most, for each processor of the cluster.
 TASKS_PER_PROCESSOR = 2
-"""Tasks that are sent, at most, for each processor of the cluster."""
+# How often it is looked whether there is still a cluster, while a task is waited for.
 POLL_SECONDS = 30.0
-"""How often it is looked whether there is still a cluster, while a task is waited for."""
 Tensors = dict[str, NDArray[Any]]
 
 

@@ -47,17 +47,17 @@ from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
+# How long an actor may take to start, and to verify and load an ensemble.
 LOADING_SECONDS = 600.0
-"""How long an actor may take to start, and to verify and load an ensemble."""
+# How long a cluster that could not be reached is not tried again.
 RETRY_SECONDS = 10.0
-"""How long a cluster that could not be reached is not tried again."""
+# Inputs in a block, unless an actor votes on more at once: sending few costs as much.
 BLOCK_INPUTS = 128
-"""Inputs in a block, unless an actor votes on more at once: sending few costs as much."""
+# Blocks that each actor has been sent, at most, before it has answered the first.
 BLOCKS_IN_FLIGHT = 2
-"""Blocks that each actor has been sent, at most, before it has answered the first."""
 MAX_ACTORS = 256
+# How often a block is sent again to an actor that ended.
 MAX_RETRIES = 2
-"""How often a block is sent again to an actor that ended."""
 
 
 class EnsembleReference(msgspec.Struct, frozen=True):
@@ -90,8 +90,8 @@ class ActorDefect(msgspec.Struct, frozen=True):
         raise RuntimeError("an actor failed; the log names the bug")
 
 
+# Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once.
 Reply = NDArray[np.int64] | int | str | ActorDefect
-"""Counts [B, m], or why there are none; to a check, how many inputs the actor votes on at once."""
 
 
 @dataclass(frozen=True)

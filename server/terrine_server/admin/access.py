@@ -37,8 +37,8 @@ from terrine_server.owner.sign_in import MAX_FLOW_LIFE, Principal, Session
 SESSION_COOKIE = "__Host-terrine-session"
 VISIT_COOKIE = "__Host-terrine-visit"
 FLOW_COOKIE = "__Host-terrine-flow"
+# The field of every form that proves that it comes from one of our pages.
 FORM_KEY_FIELD = "form_key"
-"""The field of every form that proves that it comes from one of our pages."""
 VISIT_PATTERN = re.compile(r"[0-9a-f]{32}")
 MAX_FORM_FIELDS = 64
 FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"

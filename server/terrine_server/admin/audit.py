@@ -17,8 +17,8 @@ from terrine_server.owner.checkpoints import log_state, own_policy
 
 router = APIRouter(prefix=PAGES_PATH)
 
+# Projects on a page.
 PROJECTS_ON_A_PAGE = 40
-"""Projects on a page."""
 
 
 @router.get("/audit")

@@ -15,10 +15,10 @@ from terrine_protocol import Outcome
 from terrine_server.ledger import ProjectPosition
 
 WIDTH, HEIGHT = 440, 220
+# Margins around the plot, for the numbers at its axes.
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 34
-"""Margins around the plot, for the numbers at its axes."""
+# Width of a meter.
 METER_WIDTH = 100
-"""Width of a meter."""
 STACKED_OUTCOMES = (
     Outcome.ANSWERED,
     Outcome.REINFORCED,

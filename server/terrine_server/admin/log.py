@@ -15,8 +15,8 @@ from terrine_server.api.services import ServicesDep
 
 router = APIRouter(prefix=PAGES_PATH)
 
+# Entries on a page.
 ENTRIES_ON_A_PAGE = 40
-"""Entries on a page."""
 
 
 @router.get("/log")

@@ -57,8 +57,8 @@ from terrine_server.privacy import ParameterError
 
 router = APIRouter(prefix=f"{PAGES_PATH}/open")
 
+# Public rows that a form may propose a project for.
 MAX_PUBLIC_ROWS = 10_000_000
-"""Public rows that a form may propose a project for."""
 TEXT_FIELDS = ("title", "purpose")
 TERM_FIELDS = (
     "name",

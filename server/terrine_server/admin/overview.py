@@ -33,8 +33,8 @@ from terrine_server.privacy import Accounts
 
 router = APIRouter(prefix=PAGES_PATH)
 
+# Projects on a page.
 PROJECTS_ON_A_PAGE = 20
-"""Projects on a page."""
 MAX_SEARCH_CHARACTERS = 100
 
 

@@ -36,8 +36,8 @@ from terrine_server.privacy import Accounts
 
 router = APIRouter(prefix=f"{PAGES_PATH}/projects")
 
+# Charges on a page.
 CHARGES_ON_A_PAGE = 25
-"""Charges on a page."""
 STATUS_OF_ACT = {
     "pause": ProjectStatus.PAUSED,
     "resume": ProjectStatus.ACTIVE,

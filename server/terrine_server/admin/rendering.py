@@ -33,8 +33,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 STATIC = {"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+# A session's cookie is renewed when it is older than this.
 REFRESH_SECONDS = 60
-"""A session's cookie is renewed when it is older than this."""
 
 
 def page(
@@ -144,6 +144,7 @@ def _name_field(place: tuple[int | str, ...]) -> str:
     return f"{str(place[-1]).replace('_', ' ').capitalize()}: " if place else ""
 
 
+# Details of these problems on a page, where the API's are about paths and headers.
 PAGE_DETAILS = {
     "not-found": "There is nothing at this address.",
     "database-unavailable": "The ledger cannot be reached. Nothing was changed. The server's "
@@ -153,7 +154,7 @@ PAGE_DETAILS = {
     "command below.",
     "method-not-allowed": "This address does not take such a request.",
 }
-"""Details of these problems on a page, where the API's are about paths and headers."""
+# Commands that the server's operator runs.
 OPERATOR_COMMANDS = {
     "ledger-corrupted": "terrine ledger verify",
     "ledger-restored": "terrine ledger restored",
@@ -161,9 +162,8 @@ OPERATOR_COMMANDS = {
     "database-unavailable": "terrine doctor",
     "ensemble-unavailable": "terrine doctor",
 }
-"""Commands that the server's operator runs."""
+# Beginning of a `not-found` that names what was not found.
 NAMED_NOT_FOUND = "There is no "
-"""Beginning of a `not-found` that names what was not found."""
 
 
 def answer_failure(

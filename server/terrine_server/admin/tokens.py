@@ -28,15 +28,15 @@ from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
 
 router = APIRouter(prefix=f"{PAGES_PATH}/tokens")
 
+# Tokens on a page.
 TOKENS_ON_A_PAGE = 50
-"""Tokens on a page."""
 DEFAULT_DAYS = "90"
 FORM_SENT_BEFORE = (
     "This form was sent before, and made the token {}, which was shown then. If that page is lost, "
     "revoke the token and create another."
 )
+# The form lists no more projects; the name of any other one is typed.
 MAX_LISTED_PROJECTS = 200
-"""The form lists no more projects; the name of any other one is typed."""
 
 
 @router.get("")

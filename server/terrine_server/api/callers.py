@@ -31,10 +31,10 @@ _bearer = HTTPBearer(
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
+# In the state of a request with a token: its `Principal`, or the error that says why not.
 PRINCIPAL_KEY = "principal"
-"""In the state of a request with a token: its `Principal`, or the error that says why not."""
+# Finds out who asks. It takes time. Raises `ServiceError`.
 Check = Callable[[], Principal]
-"""Finds out who asks. It takes time. Raises `ServiceError`."""
 
 
 def caller_check(

@@ -33,41 +33,42 @@ from terrine_server.labeling.queries import check_batch, check_shape
 from terrine_tables.columns import check_names, encoded_width
 from terrine_tables.encoding import columns_of, encode_columns
 
+# Bytes of a .npy header or of a zip directory; ours need about 100.
 MAX_HEADER_BYTES = 1024
-"""Bytes of a .npy header or of a zip directory; ours need about 100."""
+# Bytes of a request in JSON or CSV: a number takes some 50 times as long to read as from .npy.
 MAX_TEXT_BYTES = 2**20
-"""Bytes of a request in JSON or CSV: a number takes some 50 times as long to read as from .npy."""
+# Bytes of the widest number.
 MAX_ITEM_BYTES = 8
-"""Bytes of the widest number."""
+# How an error of msgspec names a member of an object.
 MEMBER = re.compile(r"field `([^`]*)`")
-"""How an error of msgspec names a member of an object."""
 QUOTE_MARKS = "'\""
 _FIELD = (
     r"""('descr'|'fortran_order'|'shape'|"descr"|"fortran_order"|"shape")\s*:\s*"""
     r"""('[^'"\\]*'|"[^'"\\]*"|True|False|\(\s*(?:\d{1,18}\s*,\s*)*(?:\d{1,18}\s*)?\))"""
 )
 FIELD = re.compile(_FIELD)
+# A .npy header: a literal dictionary of three fields, in any order, as NEP 1 has it.
 HEADER = re.compile(rf"\{{\s*(?:{_FIELD}\s*,\s*){{2}}{_FIELD}\s*,?\s*\}}")
-"""A .npy header: a literal dictionary of three fields, in any order, as NEP 1 has it."""
+# Numeric dtypes as a .npy header writes them.
 NUMBER = re.compile(r"[<>|=]?(u[1248]|i[1248]|f[248])")
-"""Numeric dtypes as a .npy header writes them."""
 
 JSON = "application/json"
 CSV = "text/csv"
+# Of any project; those of tables also take CSV.
 CONTENT_TYPES = (JSON, "application/x-npy", "application/x-npz")
-"""Of any project; those of tables also take CSV."""
 
 CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\";\s]*)", re.IGNORECASE)
+# Names of the encoding of JSON and CSV, in small letters; ASCII is a part of it.
 UTF_8 = {"utf-8", "utf8", "us-ascii", "ascii"}
-"""Names of the encoding of JSON and CSV, in small letters; ASCII is a part of it."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Where an error of msgspec says that the syntax is wrong.
 FAULTY_BYTE = re.compile(r"\(byte (\d+)\)")
-"""Where an error of msgspec says that the syntax is wrong."""
+# What languages write into JSON for numbers that it does not have.
 NOT_FINITE = re.compile(rb"-?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
-"""What languages write into JSON for numbers that it does not have."""
 csv.field_size_limit(max(csv.field_size_limit(), MAX_TEXT_BYTES))  # a body's own limit holds
 
+# What `zipfile` raises for bytes that are not an archive.
 ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -77,7 +78,6 @@ ZIP_ERRORS = (
     ValueError,
     NotImplementedError,
 )
-"""What `zipfile` raises for bytes that are not an archive."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class RawRequest(msgspec.Struct, forbid_unknown_fields=True):
     probabilities: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
+# Also checks the syntax of all the rest.
 REQUEST_DECODER = msgspec.json.Decoder(RawRequest)
-"""Also checks the syntax of all the rest."""
 
 
 def check_length(content_type: str, size: int, expected: EnsembleFacts, limits: BodyLimits) -> None:
@@ -453,10 +453,10 @@ def _too_large(limit: int) -> PayloadTooLarge:
     )
 
 
+# Characters of a column's name, or of a value that is used, except free text: to normalize a text
+# in Unicode may take time that grows with the square of its length. Free text is normalized a part
+# at a time (`texts.clean_text`), and cut where it is longer than is read.
 MAX_TEXT_CHARACTERS = 200
-"""Characters of a column's name, or of a value that is used, except free text: to normalize a text
-in Unicode may take time that grows with the square of its length. Free text is normalized a part at
-a time (`texts.clean_text`), and cut where it is longer than is read."""
 ROW_DECODER = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 

@@ -199,13 +199,13 @@ class LedgerMetrics(Collector):
         yield cosigned
 
 
+# Of the public account only: students see the same in `GET /budget`.
 ACCOUNT_METRICS = {
     "epsilon": "The privacy budget's epsilon.",
     "epsilon_spent": "Epsilon spent so far, as shown to the project's students.",
     "charges": "Ledger entries so far.",
     "affordable": "Further queries that are certain to fit, at the worst-case price.",
 }
-"""Of the public account only: students see the same in `GET /budget`."""
 CAP_METRICS = {
     "epsilon": "The epsilon of the cap that all projects on a population share.",
     "reserved_ratio": "The share of the cap that is carved out for projects, spent or not.",

@@ -177,8 +177,8 @@ def csv_lines(entries: Iterable[ChargeRecord], ensemble: EnsembleRecord) -> Iter
 transparency_router = APIRouter(tags=["transparency"])
 receipts_router = APIRouter(tags=["transparency"])
 
+# A tile never changes.
 CACHED_FOR_EVER = "public, max-age=31536000, immutable"
-"""A tile never changes."""
 CACHED_BRIEFLY = "public, max-age=1"
 LOG_PROBLEMS = openapi.problems("not-found", "database-unavailable", token=False)
 

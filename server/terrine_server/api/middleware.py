@@ -35,11 +35,12 @@ from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
+# How long a request without a valid token waits for each that is in progress, itself included: all
+# strangers together get 200 answers a second, and students the rest of the time.
 STRANGER_SECONDS = 0.005
-"""How long a request without a valid token waits for each that is in progress, itself included: all
-strangers together get 200 answers a second, and students the rest of the time."""
+# Maximum bytes of a body, except for `POST /label`.
 SMALL_BODY_BYTES = 64 * 1024
-"""Maximum bytes of a body, except for `POST /label`."""
+# Headers that may appear only once: of two, a proxy might use one and we the other.
 SINGLE_HEADERS = (
     b"authorization",
     b"content-type",
@@ -47,20 +48,19 @@ SINGLE_HEADERS = (
     b"cookie",
     b"origin",
 )
-"""Headers that may appear only once: of two, a proxy might use one and we the other."""
+# Answered without a slot, so also when all are taken.
 ALIVE_PATH = "/healthz"
-"""Answered without a slot, so also when all are taken."""
+# Problems after which a student would wonder whether anything was charged.
 PROBLEMS_THAT_CHARGE_NOTHING = {"overloaded", "request-timeout"}
-"""Problems after which a student would wonder whether anything was charged."""
+# An `X-Request-Id` of this form is kept; any other is replaced.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""An `X-Request-Id` of this form is kept; any other is replaced."""
 
 
+# Tokens checked at a time. Routes use other threads.
 _CHECKING = CapacityLimiter(16)
-"""Tokens checked at a time. Routes use other threads."""
 
+# From a path and headers to a check of who asks; None if the headers say nothing.
 Authenticate = Callable[[str, Mapping[bytes, bytes]], Check | None]
-"""From a path and headers to a check of who asks; None if the headers say nothing."""
 
 
 class RequestMiddleware:

@@ -11,6 +11,7 @@ from terrine_protocol import PROBLEMS, LabelRequest, Problem, RowsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
+# Problems that any request may meet before it reaches its route.
 ALWAYS = (
     "malformed-http",
     "invalid-request",
@@ -22,9 +23,8 @@ ALWAYS = (
     "database-unavailable",
     "ledger-corrupted",
 )
-"""Problems that any request may meet before it reaches its route."""
+# Problems of a route that spends.
 NOT_SIGNED = ("ledger-restored", "log-not-signed")
-"""Problems of a route that spends."""
 WITH_TOKEN = ("unauthorized", "forbidden")
 BINARY = {"type": "string", "format": "binary"}
 BYTES: Responses = {200: {"content": {"application/octet-stream": {"schema": BINARY}}}}

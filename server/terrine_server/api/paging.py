@@ -35,8 +35,8 @@ NumberCursor = Annotated[_Number | Literal[""] | None, WrapValidator(_check_curs
 TokenCursor = Annotated[TokenId | Literal[""] | None, WrapValidator(_check_cursor), _CURSOR]
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items on a page.")]
+# Items on a page, if the request has no `limit`.
 PAGE_ITEMS = 100
-"""Items on a page, if the request has no `limit`."""
 
 
 def render_page(

@@ -26,8 +26,9 @@ log = structlog.get_logger("terrine")
 router = APIRouter(tags=["problems"])
 
 MEDIA_TYPE = "application/problem+json"
+# Maximum number of fields that one `invalid-request` names.
 MAX_ERRORS = 20
-"""Maximum number of fields that one `invalid-request` names."""
+# Problems whose cause names paths and hosts: clients get this text, the log the cause.
 PRIVATE_DETAIL = {
     "database-unavailable": "The ledger cannot be used now, and no query is answered without it. "
     "Send the same again: what was answered before is free.",
@@ -35,12 +36,11 @@ PRIVATE_DETAIL = {
     "vote elsewhere do not answer. Nothing was charged. Retry later; the server's log has the "
     "reason: ask the data owner.",
 }
-"""Problems whose cause names paths and hosts: clients get this text, the log the cause."""
+# Problems that a student takes to the data owner.
 PROBLEMS_WITH_CONTACT = {"budget-exhausted", "project-paused", "project-closed"}
-"""Problems that a student takes to the data owner."""
+# Problems of status 503 that last until a person has repaired something; so do those of
+# `database-unavailable` whose reason does not pass by itself.
 PROBLEMS_WITHOUT_RETRY = {"ledger-corrupted", "ledger-restored", "log-not-signed"}
-"""Problems of status 503 that last until a person has repaired something; so do those of
-`database-unavailable` whose reason does not pass by itself."""
 PROBLEM_OF_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "payload-too-large"}
 
 
@@ -83,8 +83,8 @@ def problem(
     return ProblemResponse(document.model_dump(mode="json"), kind.status, added)
 
 
+# `problem`, or what answers like it.
 Answer = Callable[..., Response]
-"""`problem`, or what answers like it."""
 
 
 def install(app: FastAPI, answer: Answer = problem) -> None:

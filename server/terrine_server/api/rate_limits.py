@@ -12,8 +12,8 @@ from terrine_server.errors import (
     RateLimited,
 )
 
+# Maximum keys in memory; the least recently used is dropped and later starts afresh.
 MAX_KEYS = 10_000
-"""Maximum keys in memory; the least recently used is dropped and later starts afresh."""
 
 
 class RateLimit:

@@ -28,10 +28,10 @@ from terrine_server.serving.threads import PerTokenThreads
 
 Found = TypeVar("Found")
 
+# How long what was looked up is still true. Strangers may ask as often as they like.
 LOOKUP_SECONDS = 1.0
-"""How long what was looked up is still true. Strangers may ask as often as they like."""
+# Tiles that are kept in memory, of 8 KiB at most.
 MAX_TILES = 1024
-"""Tiles that are kept in memory, of 8 KiB at most."""
 
 
 class SharedLookup(Generic[Found]):
@@ -100,11 +100,11 @@ class SharedScrape:
                 self._from = clock() + LOOKUP_SECONDS
 
 
+# Verifications of the ledger at a time; others wait, of each token one. They read all of it.
 VERIFYING = PerTokenThreads(1)
-"""Verifications of the ledger at a time; others wait, of each token one. They read all of it."""
+# Pages of exports that are read at a time, of each token one. Between two of them, those of others
+# have their turn, and whoever takes them slowly has no thread.
 EXPORTING = PerTokenThreads(1)
-"""Pages of exports that are read at a time, of each token one. Between two of them, those of others
-have their turn, and whoever takes them slowly has no thread."""
 
 
 class PublishedLog:

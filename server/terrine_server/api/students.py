@@ -43,11 +43,11 @@ AcceptClipped = Annotated[
 
 T = TypeVar("T")
 
+# Label requests decoded and checked at a time, of each token one. Other routes use a separate
+# thread pool.
 DECODING = PerTokenThreads(8)
-"""Label requests decoded and checked at a time, of each token one. Other routes use a separate
-thread pool."""
+# Processor seconds of decoding and checking that are one request in those of a minute.
 REQUEST_SECONDS = 0.05
-"""Processor seconds of decoding and checking that are one request in those of a minute."""
 
 
 @router.post(

@@ -14,10 +14,11 @@ from typer.core import TyperCommand, TyperGroup
 from terrine_models.addons import addons
 from terrine_server.cli.console import Command, ask_for_json, console, run
 
+# By what is typed, such as `token` or `ensemble train`: the function or `typer.Typer` to import
+# (empty for a group all of whose commands are listed themselves), and its line in help.
 Commands = dict[str, tuple[str, str]]
-"""By what is typed, such as `token` or `ensemble train`: the function or `typer.Typer` to import
-(empty for a group all of whose commands are listed themselves), and its line in help."""
 HERE = "terrine_server.cli"
+# The server's own commands, in the order in which help lists them.
 COMMANDS: Commands = {
     "quickstart": (
         f"{HERE}.quickstart:quickstart",
@@ -107,7 +108,6 @@ COMMANDS: Commands = {
     ),
     "student budget": (f"{HERE}.student:budget", "Show the account of the token's project."),
 }
-"""The server's own commands, in the order in which help lists them."""
 
 
 @cache

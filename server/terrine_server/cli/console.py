@@ -72,10 +72,11 @@ def make_console(**options: Any) -> Console:
 console = make_console()
 errors = make_console(stderr=True, highlight=False)
 
+# What JSON may hold as it is, and a terminal acts on or turns; escaped, it is the same text.
 _UNSHOWN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""What JSON may hold as it is, and a terminal acts on or turns; escaped, it is the same text."""
 _AS_OWNER = "docker compose run --rm --no-deps migrate "
 _WITH_FILES = "docker compose run --rm --no-TTY with-files"
+# How a command of whoever runs the service is typed on Compose's host: docs/deploying.md.
 _IN_COMPOSE = {
     "serve": "docker compose up --detach --wait",
     "quickstart": f"{_WITH_FILES} quickstart",
@@ -95,10 +96,9 @@ _IN_COMPOSE = {
         )
     },
 }
-"""How a command of whoever runs the service is typed on Compose's host: docs/deploying.md."""
 _COMMAND = re.compile(rf"(?<!exec server )\bterrine ({'|'.join(_IN_COMPOSE)})\b")
+# By words of a command line: which extra it needs, if not `server`. See `Addon.extras`.
 _EXTRAS = {"student": "student", "ledger": "auditor"}
-"""By words of a command line: which extra it needs, if not `server`. See `Addon.extras`."""
 C = TypeVar("C", bound=Callable[..., None])
 _as_json = ContextVar("_as_json", default=False)
 
@@ -221,8 +221,8 @@ def print_json(value: object) -> None:
         typer.echo(_UNSHOWN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
+# Values for people, by heading.
 Row = Mapping[str, object]
-"""Values for people, by heading."""
 
 
 def output(value: object, people: Row | Sequence[Row]) -> None:

@@ -62,14 +62,14 @@ if TYPE_CHECKING:  # PyTorch comes with these: a command that needs them imports
     from terrine_models.teachers.neighbours import NeighbourSettings
     from terrine_models.teachers.training import Trainer
 
+# Of a proposed schema, on a terminal; the file has all.
 MAX_SHOWN_COLUMNS = 200
-"""Of a proposed schema, on a terminal; the file has all."""
+# Whose shard is whose is no secret.
 PARTITION_SEED = 0
-"""Whose shard is whose is no secret."""
 TRAINING_PLACES = (HERE, *added_names("trainers"))
 MAX_LISTED_CLASSES = 5
+# Of the teachers, that may lack a class.
 MAX_LACKING_SHARE = 0.2
-"""Of the teachers, that may lack a class."""
 
 
 @contextmanager

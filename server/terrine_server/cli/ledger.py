@@ -66,8 +66,8 @@ from terrine_server.settings import Settings
 
 app = typer.Typer()
 DEFAULT_SHOWN = 20
+# Entries at a time.
 MAX_SHOWN = 1000
-"""Entries at a time."""
 
 SPENT_FORM = "Write NAME=EPSILON,DELTA, such as people=4,1e-5, or NAME=0."
 

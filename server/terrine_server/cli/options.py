@@ -43,8 +43,8 @@ NewEnsemble = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask, for scripts.")]
 
+# How help shows such an option.
 SPEC = "NAME:PARAMETER=VALUE,…"
-"""How help shows such an option."""
 _TRUTH_VALUES = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -113,11 +113,11 @@ def _parse_consensus(text: str) -> list[dict[str, float]]:
     return [{"agreement": level.agreement, "share": level.share} for level in Consensus.parse(text)]
 
 
+# Fields that are written as one text: how help shows them, and what reads them.
 TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "mechanism": (SPEC, parse_mechanism),
     "consensus": ("C[:SHARE],…", _parse_consensus),
 }
-"""Fields that are written as one text: how help shows them, and what reads them."""
 
 
 def takes(

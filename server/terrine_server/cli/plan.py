@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from terrine_models.teachers.neighbours import NeighbourForecast
 
 
+# Of public rows, that shares are fitted to: about as many as the default student has.
 STUDENT_FEATURES = 150
-"""Of public rows, that shares are fitted to: about as many as the default student has."""
 
 
 def show_plan(found: Plan, rows: int) -> None:
@@ -196,8 +196,8 @@ def document(found: Plan, votes: str) -> dict[str, Any]:
     return {"command": command(found), "votes": votes, **fields}
 
 
+# Votes for a class: floating point has every whole number up to it.
 MAX_COUNT = 2**53
-"""Votes for a class: floating point has every whole number up to it."""
 
 
 class VoteSource(StrEnum):
@@ -281,8 +281,8 @@ MOVED_TO_QUICKSTART = (
     "--columns",
     "--images",
 )
+# Public rows that are asked.
 DEFAULT_ROWS = 10_000
-"""Public rows that are asked."""
 DEFAULT_CLASSES = 10
 
 

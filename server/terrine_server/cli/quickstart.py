@@ -57,8 +57,8 @@ from terrine_server.quickstart.report import describe, list_options
 from terrine_server.settings import Settings
 from terrine_tables.formats import is_table
 
+# Lines that are printed below the first five, unless all are wanted.
 MAX_NOTES = 6
-"""Lines that are printed below the first five, unless all are wanted."""
 
 
 class _Owner(reading.Terminal):

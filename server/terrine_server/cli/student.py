@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # SciPy comes with these
 
 app = typer.Typer()
 
+# Key of the group's options in the context of its commands.
 CONNECTION = "terrine.student.connection"
-"""Key of the group's options in the context of its commands."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from terrine_server.settings import Settings
 
 log = structlog.get_logger("terrine")
 
+# Inode, size and change time (ctime, which cannot be set) of an ensemble's files.
 FileStamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and change time (ctime, which cannot be set) of an ensemble's files."""
 
 
 class RegisteredEnsemble(Protocol):

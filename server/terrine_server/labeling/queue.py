@@ -15,16 +15,16 @@ from terrine_server.errors import (
 )
 from terrine_server.metrics import Metrics
 
+# Maximum queries in a group, unless a single request has more.
 GROUP_QUERIES = 1024
-"""Maximum queries in a group, unless a single request has more."""
+# Groups of one project at the same time: one is voted on while the other is charged.
 GROUPS = 2
-"""Groups of one project at the same time: one is voted on while the other is charged."""
+# Groups of all projects at the same time, except of those that wait for others.
 THREADS = 16
-"""Groups of all projects at the same time, except of those that wait for others."""
+# Groups of all projects that wait for others at the same time, one of each project: who is silent
+# keeps one of them. It may hold a project's lock meanwhile, which is one of the connections to the
+# database; these are half of them.
 WAITING_THREADS = 10
-"""Groups of all projects that wait for others at the same time, one of each project: who is silent
-keeps one of them. It may hold a project's lock meanwhile, which is one of the connections to the
-database; these are half of them."""
 
 
 R = TypeVar("R", bound=Sized)

@@ -23,10 +23,10 @@ from terrine_server.privacy import Units
 from terrine_server.privacy.numbers import full_tallies
 from terrine_server.settings import HERE, Settings
 
+# Imported once an ensemble that is here must vote: PyTorch is as large as all else.
 LOCAL_VOTERS = "terrine_server.labeling.local_voters:local_voters"
-"""Imported once an ensemble that is here must vote: PyTorch is as large as all else."""
+# Bytes of weights that are held at once.
 BLOCK_BYTES = 64 * 2**20
-"""Bytes of weights that are held at once."""
 
 
 class PublicNeighbours(Protocol):
@@ -160,8 +160,8 @@ def get_full_tallies(voters: Voters, record: EnsembleRecord, inputs: np.ndarray)
     return full_tallies(counts, teachers, classes)
 
 
+# What an ensemble's students ask, if it was designed (`terrine_models.tables.designed`).
 POOL_FILE = "pool.npz"
-"""What an ensemble's students ask, if it was designed (`terrine_models.tables.designed`)."""
 
 
 def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:

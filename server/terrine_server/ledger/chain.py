@@ -26,6 +26,8 @@ from terrine_server.privacy import GaussianNoisyCounts, NeighbourCounts, event_f
 
 Field = str | bytes | int | float | datetime | None
 
+# Every column of a charge except its hash and its noisy counts, in the order in which they are
+# hashed. If there are counts, their SHA-256 comes after these.
 CHARGE_FIELDS = (
     "project_id",
     "seq",
@@ -41,12 +43,11 @@ CHARGE_FIELDS = (
     "mechanism",
     "event",
 )
-"""Every column of a charge except its hash and its noisy counts, in the order in which they are
-hashed. If there are counts, their SHA-256 comes after these."""
 
+# The columns whose values many charges share: the outcome, its price, and what explains it.
 KIND_FIELDS = CHARGE_FIELDS[5:]
-"""The columns whose values many charges share: the outcome, its price, and what explains it."""
 
+# What is fixed when a project is opened, including its ensemble's cap, in hashing order.
 TERMS_FIELDS = (
     "name",
     "mechanism",
@@ -66,7 +67,6 @@ TERMS_FIELDS = (
     "ensemble__cap",
     "ensemble__delta_cap",
 )
-"""What is fixed when a project is opened, including its ensemble's cap, in hashing order."""
 
 
 def canonical_json(value: object) -> str:
@@ -92,8 +92,8 @@ def frame_counts(counts: str | None) -> bytes:
     return frame(hashlib.sha256(counts.encode("utf-8", "surrogateescape")).digest())
 
 
+# `frame`, cached, for `KIND_FIELDS`.
 frame_kind = lru_cache(maxsize=1024, typed=True)(frame)
-"""`frame`, cached, for `KIND_FIELDS`."""
 
 
 def genesis(project: Mapping[str, Any]) -> bytes:
@@ -234,11 +234,11 @@ def whole_numbers(value: object) -> Counts:
     return tuple(value)
 
 
+# Every column of an entry except its hash, in the order in which they are hashed.
 LOG_FIELDS = ("seq", "created_at", "actor", "request_id", "action", "subject", "detail")
-"""Every column of an entry except its hash, in the order in which they are hashed."""
 
+# The hash before the first entry.
 LOG_START = hashlib.sha256(frame("terrine/log-start/1")).digest()
-"""The hash before the first entry."""
 
 
 class Action(StrEnum):
@@ -275,6 +275,9 @@ class Action(StrEnum):
     SIGNED_OUT = "signed-out"
 
 
+# By kind of subject: what an entry about it says. The `subject` of a population, an ensemble and a
+# project is its name, an edition's `ENSEMBLE/NUMBER`, a token's its id. How many slots an edition
+# has, and whose it emptied, is in no entry.
 FACTS: dict[str, tuple[str, ...]] = {
     "population": (
         "epsilon",
@@ -301,14 +304,11 @@ FACTS: dict[str, tuple[str, ...]] = {
     ),
     "token": ("role", "project", "label", "created_at", "expires_at", "revoked_at"),
 }
-"""By kind of subject: what an entry about it says. The `subject` of a population, an ensemble and a
-project is its name, an edition's `ENSEMBLE/NUMBER`, a token's its id. How many
-slots an edition has, and whose it emptied, is in no entry."""
 
+# By kind of subject: the actions whose entries have its facts.
 ACTIONS_ABOUT = {
     kind: tuple(str(action) for action in Action if action.startswith(f"{kind}-")) for kind in FACTS
 }
-"""By kind of subject: the actions whose entries have its facts."""
 
 
 @dataclass(frozen=True)

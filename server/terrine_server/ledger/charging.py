@@ -152,8 +152,8 @@ def admit(
 # ruff: noqa: S608 - statements are made of constants
 
 
+# The columns in an entry's tuple; project and time are the same for all entries of a charge.
 APPENDED_COLUMNS = ("seq", "query_digest", "input_digest", *CHARGE_FIELDS[5:], "counts", "hash")
-"""The columns in an entry's tuple; project and time are the same for all entries of a charge."""
 
 PAYMENT_COLUMNS = ("first_seq", "last_seq", "token_id", "seal")
 
@@ -322,12 +322,12 @@ def charge_release(tx: Transaction, project: ProjectRecord) -> None:
         raise LedgerCorrupted("The database ignored what was written to it.", project.name)
 
 
+# Publishes figures when they are due, whoever asked last.
 SERVICE = Actor("service")
-"""Publishes figures when they are due, whoever asked last."""
 
 
+# A project after some batches were paid for, and the answer to each.
 _Settlement = tuple[ProjectRecord, list[ChargedBatch | ServiceError]]
-"""A project after some batches were paid for, and the answer to each."""
 
 
 def settle(

@@ -19,8 +19,8 @@ from terrine_server.ledger.seals import READ_ERRORS
 from terrine_server.privacy import Account, Price, Terms, VoteOutcome
 
 Raw = Mapping[str, Any]
+# Outcomes of entries that answer no query.
 NO_QUERIES = (Outcome.PUBLISHED, Outcome.RELEASED)
-"""Outcomes of entries that answer no query."""
 
 
 def check_terms(project: Raw, terms: Terms) -> Iterator[str]:

@@ -30,12 +30,12 @@ from terrine_server.ledger.migrating import grant_rights
 # ruff: noqa: S608 - statements are made of names from the schema, quoted
 
 
+# How long PostgreSQL may take for a statement of whoever copies a whole ledger.
 COPY_SECONDS = 24 * 3600.0
-"""How long PostgreSQL may take for a statement of whoever copies a whole ledger."""
 _REVISION = "alembic_version"
 _CHUNK = 1000
+# Tables that are empty in a ledger that `terrine init` has just made.
 _IN_USE = ("charges", "ensembles", "tokens", "projects")
-"""Tables that are empty in a ledger that `terrine init` has just made."""
 
 
 @dataclass(frozen=True)

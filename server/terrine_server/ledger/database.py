@@ -56,8 +56,8 @@ from terrine_server.ledger.chain import Actor
 from terrine_server.ledger.failures import BUSY, READ_ONLY, SILENT, explain_failure
 from terrine_server.ledger.seals import Seals
 
+# What PostgreSQL has beyond its own time-out to say that it has passed.
 GRACE_SECONDS = 2.0
-"""What PostgreSQL has beyond its own time-out to say that it has passed."""
 T = TypeVar("T")
 
 
@@ -140,10 +140,10 @@ def _until(due: float, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         return result
 
 
+# Longest wait for another writer.
 BUSY_SECONDS = 20.0
-"""Longest wait for another writer."""
+# Longest time for a statement of PostgreSQL, unless its caller is less patient.
 STATEMENT_SECONDS = 60.0
-"""Longest time for a statement of PostgreSQL, unless its caller is less patient."""
 # hide_parameters: otherwise an error's text would contain a label that was not paid for.
 _POOL: dict[str, Any] = {
     "pool_size": 10,
@@ -174,8 +174,8 @@ _POSTGRESQL = {
     "enable_sort": "off",
     "jit": "off",  # what cannot but scan or sort seems so dear now that it would be compiled
 }
+# The `session_replication_role` in which PostgreSQL checks no foreign key and runs no trigger.
 _NO_TRIGGERS = "replica"
-"""The `session_replication_role` in which PostgreSQL checks no foreign key and runs no trigger."""
 # A connection that the network dropped is noticed within half a minute, also while it is idle.
 _ALIVE = {
     "keepalives_idle": 10,
@@ -183,15 +183,15 @@ _ALIVE = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
+# SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file. Digests are
+# random, so each query changes two pages of indexes: the longer the log, the more changes of a page
+# are moved at once.
 LOG_PAGES = 10_000
-"""SQLite: pages of 4 KiB in the write-ahead log before they are moved to the file. Digests are
-random, so each query changes two pages of indexes: the longer the log, the more changes of a page
-are moved at once."""
+# SQLite: what each connection keeps of the file.
 CACHE_KIB = 16 * 1024
-"""SQLite: what each connection keeps of the file."""
 _WRITE = "BEGIN IMMEDIATE"
+# In the `info` of a connection to SQLite: the statement that begins its next transaction.
 BEGIN_STATEMENT = "begin"
-"""In the `info` of a connection to SQLite: the statement that begins its next transaction."""
 # SQLite has no queue for writers; they retry until one succeeds. Those of a process queue here.
 _WRITE_LOCKS: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
 _STALLED: WeakKeyDictionary[Engine, StalledDatabase] = WeakKeyDictionary()
@@ -258,18 +258,18 @@ def _transaction(
             lock.release()
 
 
+# A connection that only reads. On SQLite it is one transaction. On PostgreSQL each statement is its
+# own transaction: it would read its own snapshot anyway, and a transaction around it costs two more
+# round trips.
 reading = partial(_transaction, level="AUTOCOMMIT")
-"""A connection that only reads. On SQLite it is one transaction. On PostgreSQL each statement is
-its own transaction: it would read its own snapshot anyway, and a transaction around it costs two
-more round trips."""
+# A connection that only reads, all statements from the same snapshot.
 snapshot = partial(_transaction, level="REPEATABLE READ")
-"""A connection that only reads, all statements from the same snapshot."""
+# A transaction that commits as a whole or not at all. If the connection breaks during COMMIT, the
+# outcome is unknown until the same charge is made again: what was paid is replayed.
 writing = partial(_transaction, writes=True)
-"""A transaction that commits as a whole or not at all. If the connection breaks during COMMIT, the
-outcome is unknown until the same charge is made again: what was paid is replayed."""
+# Like `writing`, but on PostgreSQL for a single statement, which is its own transaction: committed
+# as a whole or not at all, without the round trips of BEGIN and COMMIT.
 appending = partial(_transaction, level="AUTOCOMMIT", writes=True)
-"""Like `writing`, but on PostgreSQL for a single statement, which is its own transaction: committed
-as a whole or not at all, without the round trips of BEGIN and COMMIT."""
 
 
 @contextmanager
@@ -549,8 +549,8 @@ def _readable(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
+# In the seal of a row whose id is not known yet: no seal is this.
 UNSEALED = bytes(32)
-"""In the seal of a row whose id is not known yet: no seal is this."""
 
 
 @dataclass(frozen=True)

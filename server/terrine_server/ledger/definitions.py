@@ -192,6 +192,7 @@ _OURS = f"""
     FROM pg_class c WHERE c.relnamespace = CAST(:schema AS oid) AND c.relkind NOT IN ('i', 'I', 't')
     AND {_OF_EXTENSION["c"]}
 """
+# Each selects order, kind, name, table and definition of one kind of part.
 _PARTS_OF_POSTGRESQL = (
     # Tables, views and sequences.
     """
@@ -274,16 +275,15 @@ _PARTS_OF_POSTGRESQL = (
     n.oid = c.relnamespace WHERE relnamespace <> CAST(:schema AS oid) AND pg_table_is_visible(c.oid)
     AND n.nspname <> 'pg_catalog' AND c.relname IN (SELECT relname FROM ours)""",
 )
-"""Each selects order, kind, name, table and definition of one kind of part."""
 _POSTGRESQL = text(
     f"WITH ours AS ({_OURS}) {' UNION ALL '.join(_PARTS_OF_POSTGRESQL)} ORDER BY 1, 4, 3"
 )
 
+# A schema's name, as definitions are printed with it.
 _NAME = text(
     "SELECT CASE WHEN oid = pg_my_temp_schema() THEN 'pg_temp' ELSE quote_ident(nspname) END "
     "FROM pg_namespace WHERE oid = CAST(:schema AS oid)"
 )
-"""A schema's name, as definitions are printed with it."""
 _REWRITTEN = re.compile(r"\(ARRAY\[([^\]]*)\]\)::text\[\]")
 
 

@@ -17,8 +17,8 @@ from terrine_server.ledger.records import Edition, EnsembleRecord, PopulationRec
 from terrine_server.ledger.schema import editions, ensembles, populations, projects
 from terrine_server.privacy import Cap
 
+# The name of a ledger's first population, if its owner gives it none.
 DEFAULT_POPULATION = "people"
-"""The name of a ledger's first population, if its owner gives it none."""
 _MAX_AMOUNT = 2**63 - 1
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 # Built once: SQLAlchemy takes longer to build a statement than a database to run it.

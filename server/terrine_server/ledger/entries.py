@@ -18,8 +18,8 @@ from terrine_server.ledger.records import ChargeRecord, History, Payment, Projec
 from terrine_server.ledger.schema import charges, payments
 from terrine_server.ledger.seals import Seals, check_types, readable
 
+# Entries that are read in one transaction where all are streamed.
 PAGE_ENTRIES = 1000
-"""Entries that are read in one transaction where all are streamed."""
 
 # Built once: SQLAlchemy takes longer to build a statement than a database to run it.
 _PAYMENT = (

@@ -32,10 +32,10 @@ from terrine_server.ledger.entries import PAGE_ENTRIES, Entries
 from terrine_server.ledger.log import AdministrativeLog, check_head
 from terrine_server.ledger.records import ChargeRecord
 
+# An entry as it is stored: a tuple of `ENTRY_COLUMNS`.
 StoredEntry = Sequence[Any]
-"""An entry as it is stored: a tuple of `ENTRY_COLUMNS`."""
+# The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`.
 ENTRY_COLUMNS = (*CHARGE_FIELDS[1:], "counts", "hash")
-"""The columns in an entry's tuple. `created_at` is text in the format of `chain.iso`."""
 
 FORMAT = "terrine-export/1"
 LOG_FORMAT = "terrine-log/1"
@@ -54,8 +54,8 @@ ACCOUNT_FIELDS = (
 )
 _DIGESTS = {"ensemble__manifest_sha256", "genesis", "head"}
 _TIMES = {"opened_at", "closed_at"}
+# The fields of every entry. One with noisy counts has `counts`, too.
 _FIELDS = {"project", "project_id", *ENTRY_COLUMNS} - {"counts"}
-"""The fields of every entry. One with noisy counts has `counts`, too."""
 
 
 class ArchiveError(TerrineError):

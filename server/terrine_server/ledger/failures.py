@@ -23,8 +23,8 @@ from terrine_server.errors import (
 
 READ_ONLY = "25006"
 _NO_RIGHT = "42501"
+# Division by zero: how the one statement of a charge fails if a part of it was ignored.
 _PARTLY_IGNORED = "22012"
-"""Division by zero: how the one statement of a charge fails if a part of it was ignored."""
 _NO_TABLE = {"42P01", "42703", "3F000"}
 
 

@@ -23,12 +23,12 @@ from terrine_server.ledger.records import History, ProjectPosition, ProjectRecor
 from terrine_server.ledger.schema import charges
 from terrine_server.ledger.seals import readable
 
+# The most points of a history at equal numbers of entries.
 MAX_POINTS = 64
-"""The most points of a history at equal numbers of entries."""
+# How many days before its last entry a history reaches back.
 MAX_DAYS = 60
-"""How many days before its last entry a history reaches back."""
+# How many projects a process remembers, a few kilobytes each.
 MAX_PROJECTS = 256
-"""How many projects a process remembers, a few kilobytes each."""
 
 
 @dataclass(frozen=True, slots=True)

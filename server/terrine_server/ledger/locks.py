@@ -17,12 +17,12 @@ from terrine_server.errors import DatabaseUnavailable
 from terrine_server.ledger.database import BUSY_SECONDS, reading, writing
 from terrine_server.ledger.failures import BUSY
 
+# How long PostgreSQL lets a process that hangs keep a project's lock.
 MAX_LOCK_SECONDS = 300
-"""How long PostgreSQL lets a process that hangs keep a project's lock."""
+# The first of the two numbers of these advisory locks; the second is the project's.
 LOCK_NAMESPACE = 0x7E221E
-"""The first of the two numbers of these advisory locks; the second is the project's."""
+# The second number where only one process may act for the whole ledger. No project has it.
 _LEDGER_LOCK = 0
-"""The second number where only one process may act for the whole ledger. No project has it."""
 _LOCK_PROJECT = text(
     "SELECT set_config('idle_in_transaction_session_timeout', :most, true), "
     "pg_advisory_xact_lock(:locks, :project)"

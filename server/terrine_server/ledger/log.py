@@ -32,10 +32,10 @@ from terrine_server.ledger.schema import administrative_log, ensembles, log_head
 from terrine_server.ledger.seals import READ_ERRORS, Seals, check_types, readable
 
 _HEAD = select(log_head)
+# The subject of entries about a maintenance, which pauses all projects at once.
 MAINTENANCE = "projects"
-"""The subject of entries about a maintenance, which pauses all projects at once."""
+# What an entry says of a subject that is not there any more, which was accepted.
 GONE = canonical_json({"gone": True})
-"""What an entry says of a subject that is not there any more, which was accepted."""
 
 
 def select_log() -> Select[Any]:

@@ -23,8 +23,8 @@ from terrine_server.ledger.records import PopulationRecord
 from terrine_server.ledger.schema import administrative_log, populations
 from terrine_server.privacy import cap_share
 
+# The subject of entries about the whole ledger.
 LEDGER = "ledger"
-"""The subject of entries about the whole ledger."""
 
 
 @dataclass(frozen=True)

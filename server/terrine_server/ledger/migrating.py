@@ -82,6 +82,7 @@ def _create_file(path: Path) -> None:
         ) from error
 
 
+# By table: the columns that the service changes. It reads all of them, and adds rows to them.
 CHANGED_COLUMNS: dict[str, tuple[str, ...]] = {
     "administrative_log": (),
     "charges": (),
@@ -109,9 +110,9 @@ CHANGED_COLUMNS: dict[str, tuple[str, ...]] = {
     "tree_leaves": (),
     "tree_nodes": (),
 }
-"""By table: the columns that the service changes. It reads all of them, and adds rows to them."""
 
 
+# By table and right: the columns, or () for all of them.
 RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
     "alembic_version": {"SELECT": ()},
     **{
@@ -119,10 +120,9 @@ RIGHTS: dict[str, dict[str, tuple[str, ...]]] = {
         for table, changes in CHANGED_COLUMNS.items()
     },
 }
-"""By table and right: the columns, or () for all of them."""
 SEQUENCES = ("populations_id_seq", "ensembles_id_seq", "projects_id_seq")
+# With any of these rights on charges, one can change what was paid, or disable its protection.
 HISTORY_RIGHTS = ("UPDATE", "DELETE", "TRUNCATE", "TRIGGER")
-"""With any of these rights on charges, one can change what was paid, or disable its protection."""
 
 
 def grant(engine: Engine, role: str) -> None:

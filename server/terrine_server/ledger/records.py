@@ -22,8 +22,8 @@ from terrine_server.privacy import (
     VoteOutcome,
 )
 
+# The kind of an ensemble whose units vote themselves, and have accounts in each project.
 NEIGHBOURS = "neighbours"
-"""The kind of an ensemble whose units vote themselves, and have accounts in each project."""
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ from terrine_server.privacy import VoteOutcome
 # ruff: noqa: S608 - statements are made of constants
 
 
+# A row that was found: a charge, by its query digest.
 BY_QUERY = 0
-"""A row that was found: a charge, by its query digest."""
+# A charge, by its input digest.
 BY_INPUT = 1
-"""A charge, by its input digest."""
+# The last charge that the account counts, or a later one.
 LAST_CHARGE = 2
-"""The last charge that the account counts, or a later one."""
 _FOUND = {
     "kind": "int",
     "seq": "bigint",
@@ -60,9 +60,9 @@ _FOUND = {
     "counts": "text",
     "previous": "bytea",
 }
+# Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`: the
+# hash before.
 FOUND_COLUMNS = tuple(_FOUND)
-"""Columns of the rows found. Of the last charge, only number and hash are looked up. `previous`:
-the hash before."""
 _MAX_DIGESTS = 5000  # in a statement of SQLite, which has at most 32,766 parameters
 _By = Literal["id", "name"]
 

@@ -17,10 +17,10 @@ from terrine_server.errors import DatabaseStarting, SchemaMismatch
 from terrine_server.ledger.database import reading, sqlite_path
 from terrine_server.ledger.seals import Seals
 
+# Alembic keeps what it migrates in a variable of its module.
 _MIGRATING = threading.Lock()
-"""Alembic keeps what it migrates in a variable of its module."""
+# Longest wait for a PostgreSQL that does not accept connections yet.
 START_SECONDS = 60.0
-"""Longest wait for a PostgreSQL that does not accept connections yet."""
 
 
 @cache

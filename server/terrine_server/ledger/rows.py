@@ -48,13 +48,13 @@ from terrine_server.ledger.schema import (
 from terrine_server.ledger.seals import SEALED, Seals, check_types, readable
 from terrine_server.privacy import Terms
 
+# The columns of a project that may change, and those that identify it.
 ACCOUNT_COLUMNS = (*SEALED["projects"], "seal")
-"""The columns of a project that may change, and those that identify it."""
 
 ACCOUNT = [projects.c[name] for name in ACCOUNT_COLUMNS]
 
+# What the administrative log calls an edition.
 EDITION_SUBJECT = ensembles.c.name.concat("/").concat(cast(editions.c.number, String))
-"""What the administrative log calls an edition."""
 
 
 def select_editions() -> Select[Any]:
@@ -70,6 +70,7 @@ def select_editions() -> Select[Any]:
     )
 
 
+# Selects the newest edition of an ensemble. Built once, as every request needs it.
 _NEWEST = (
     select_editions()
     .where(editions.c.ensemble_id == bindparam("ensemble"))
@@ -77,7 +78,6 @@ _NEWEST = (
     .order_by(editions.c.number.desc())
     .limit(1)
 )
-"""Selects the newest edition of an ensemble. Built once, as every request needs it."""
 
 
 def first_edition(ensemble: EnsembleRecord) -> Edition:
@@ -158,8 +158,8 @@ _ensemble_columns = [
     last_detail("population", populations.c.name).label(f"{_POPULATION}logged"),
 ]
 
+# Terms never change, and every charge needs them.
 terms_from_text = lru_cache(maxsize=1024)(lambda text: Terms.from_json(json.loads(text)))
-"""Terms never change, and every charge needs them."""
 
 
 @cache  # building a query takes longer than running it
@@ -502,16 +502,16 @@ def _parse_published(text: str, terms: Terms) -> list[Publication]:
     return publications(entries, terms)
 
 
+# Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`.
 SELECT_SPENT = select(ensembles.c.population_id, *ACCOUNT).outerjoin(
     ensembles, projects.c.ensemble_id == ensembles.c.id
 )
-"""Selects what all projects have spent, and what their seals cover. Built once, as `TOKEN`."""
 
 # key_share: rows that only refer to the project, such as a new token, need not wait.
+# Locks a project until the transaction ends. What is read next is as the last writer left it.
 LOCK_PROJECT = (
     select(projects.c.id).where(projects.c.id == bindparam("id")).with_for_update(key_share=True)
 )
-"""Locks a project until the transaction ends. What is read next is as the last writer left it."""
 
 MAX_CACHED_PROJECTS = 1024
 

@@ -18,6 +18,7 @@ from terrine_server.errors import LedgerCorrupted
 from terrine_server.ledger.chain import frame, iso
 from terrine_server.ledger.schema import metadata
 
+# By table: the columns that a row's seal covers, in order.
 SEALED: dict[str, tuple[str, ...]] = {
     table.name: tuple(column.name for column in table.c if column.name != "seal")
     for table in metadata.tables.values()
@@ -39,7 +40,6 @@ SEALED: dict[str, tuple[str, ...]] = {
     ),
     "log_head": ("key_check", "entries", "head"),
 }
-"""By table: the columns that a row's seal covers, in order."""
 
 
 class Seals:
@@ -70,6 +70,7 @@ class Seals:
             raise ValueError("its seal is not the one that this server's key makes")
 
 
+# The errors that reading an altered or damaged value may raise.
 READ_ERRORS = (
     ValueError,
     TypeError,
@@ -78,7 +79,6 @@ READ_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
-"""The errors that reading an altered or damaged value may raise."""
 
 
 @contextmanager

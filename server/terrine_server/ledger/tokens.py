@@ -51,8 +51,8 @@ def select_tokens() -> Select[Any]:
     )
 
 
+# Selects one token. Built once, since every request needs it.
 SELECT_TOKEN = select_tokens().where(tokens.c.id == bindparam("id")).order_by(None)
-"""Selects one token. Built once, since every request needs it."""
 
 
 def token_record(row: Row[Any], seals: Seals) -> TokenRecord:

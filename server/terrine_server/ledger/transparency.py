@@ -40,10 +40,10 @@ from terrine_server.ledger.schema import (
     tree_nodes,
 )
 
+# Leaves appended in one transaction. On SQLite, charges wait for it.
 MAX_NEW_LEAVES = 1000
-"""Leaves appended in one transaction. On SQLite, charges wait for it."""
+# The source of entries of the administrative log. A project's id is larger.
 LOG_SOURCE = 0
-"""The source of entries of the administrative log. A project's id is larger."""
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,9 @@ def _read_last_logged(connection: Connection, source: int) -> int:
 
 
 _PAGE_LEAVES = 5000
+# How far the clocks of owner and witnesses may differ, and how long a charge may take to commit. An
+# entry that is older than a cosignature by more should be in the tree that was cosigned.
 MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
-"""How far the clocks of owner and witnesses may differ, and how long a charge may take to commit.
-An entry that is older than a cosignature by more should be in the tree that was cosigned."""
 
 
 @dataclass

@@ -144,8 +144,8 @@ def check_reservation(connection: Connection, project: Raw) -> Iterator[str]:
             yield f"population {cap['name']}: {name} exceeds {most}"
 
 
+# The positions of the `KIND_FIELDS` in a stored entry.
 KIND_POSITIONS = slice(len(ENTRY_COLUMNS) - 2 - len(KIND_FIELDS), len(ENTRY_COLUMNS) - 2)
-"""The positions of the `KIND_FIELDS` in a stored entry."""
 
 Pages = Iterable[Sequence[StoredEntry]]
 
@@ -200,12 +200,12 @@ def group_pages(entries: Iterator[StoredEntry]) -> Pages:
         yield page
 
 
+# The most findings that a report names; the first is the one to look at.
 MAX_PROBLEMS = 100
-"""The most findings that a report names; the first is the one to look at."""
 _MAX_KINDS = 10_000
 
+# Called with the number of entries read so far, and how many there should be.
 Progress = Callable[[int, int], object]
-"""Called with the number of entries read so far, and how many there should be."""
 
 
 def verify_project(

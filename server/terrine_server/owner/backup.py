@@ -60,6 +60,7 @@ FORMAT: Literal["terrine-backup-1"] = "terrine-backup-1"
 MANIFEST = "backup.json"
 LEDGER = "ledger.sqlite"
 ENSEMBLES = "ensembles"
+# Files of the data directory, beside the ensembles, that nothing else could bring back.
 KEPT_PATTERNS = (
     "records.key",
     "token.key",
@@ -67,10 +68,9 @@ KEPT_PATTERNS = (
     "checkpoint.signed*",
     "policy",
 )
-"""Files of the data directory, beside the ensembles, that nothing else could bring back."""
 PLAN = "plan.json"
+# In the scratch directory of a restore: what it decided, and what will be placed.
 PLACED = "placed"
-"""In the scratch directory of a restore: what it decided, and what will be placed."""
 _BY_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 _ENSEMBLE_NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?")
 _BLOCK_BYTES = 2**20

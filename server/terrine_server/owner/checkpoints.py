@@ -50,22 +50,22 @@ if TYPE_CHECKING:
     from terrine_server.metrics import Metrics
 
 
+# How long a witness may take for a part of its answer, or to accept a connection.
 WITNESS_SECONDS = 5.0
-"""How long a witness may take for a part of its answer, or to accept a connection."""
+# How long a witness that fails is left alone at most. The first pause is one second.
 MAX_PAUSE_SECONDS = 60.0
-"""How long a witness that fails is left alone at most. The first pause is one second."""
+# How long whoever asks for a checkpoint of now waits while another process signs.
 SIGNING_WAIT_SECONDS = 60.0
-"""How long whoever asks for a checkpoint of now waits while another process signs."""
+# How long what was found about the ledger's history is still true.
 LOOK_SECONDS = 1.0
-"""How long what was found about the ledger's history is still true."""
+# How long a server answers while its rounds fail.
 UNSIGNED_SECONDS = 60.0
-"""How long a server answers while its rounds fail."""
+# A cosignature says until when its witness saw no larger tree: it is asked again after so long.
 REFRESH_SECONDS = 3600
-"""A cosignature says until when its witness saw no larger tree: it is asked again after so long."""
 MAX_PARALLEL_WITNESSES = 32
 SIZE_TYPE = "text/x.tlog.size"
+# What httpx raises, also of a proxy or certificates that the environment names wrongly.
 UNREACHABLE = (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError)
-"""What httpx raises, also of a proxy or certificates that the environment names wrongly."""
 
 log = structlog.get_logger("terrine")
 

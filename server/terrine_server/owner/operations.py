@@ -68,16 +68,16 @@ if TYPE_CHECKING:
     from terrine_models.teachers.manifests import Manifest
 
 
+# Of further projects that are looked for: with two digits, which are easy to type.
 EPSILONS = tuple(
     float(f"{digits}e{exponent}") for exponent in range(-5, 2) for digits in range(10, 100)
 )
-"""Of further projects that are looked for: with two digits, which are easy to type."""
 
 PAGE_ITEMS = 100
 
 
+# The terms of a project with a budget of ε. Raises `ParameterError` if it pays for none.
 Price = Callable[[float], Terms]
-"""The terms of a project with a budget of ε. Raises `ParameterError` if it pays for none."""
 
 
 def price_like(mechanism: Mechanism, terms: Terms, population: PopulationRecord) -> Price:
@@ -182,8 +182,8 @@ def _with_suggestion(
         raise CapExceeded(why, **error.extras) from error
 
 
+# Directory in the data directory that is there while a restore is under way, or interrupted.
 RESTORING = "restoring"
-"""Directory in the data directory that is there while a restore is under way, or interrupted."""
 
 
 def check_not_restoring(settings: Settings) -> None:

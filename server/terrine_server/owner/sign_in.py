@@ -37,10 +37,10 @@ from terrine_server.settings import Settings
 log = structlog.get_logger("terrine")
 
 TOKEN = re.compile(r"terrine_([0-9a-f]{16})_[0-9a-f]{64}")
+# How long a token for metrics is remembered that the database has confirmed.
 MAX_SCRAPER_AGE_SECONDS = 86_400.0
-"""How long a token for metrics is remembered that the database has confirmed."""
+# Tokens for metrics that are remembered.
 MAX_SCRAPERS = 16
-"""Tokens for metrics that are remembered."""
 MIN_KEY_BYTES = 32
 
 
@@ -229,21 +229,21 @@ def make_secret_key(path: Path) -> bool:
     return write_secret(path, secrets.token_hex(32))
 
 
+# A session ends when nothing was asked with it for so long.
 MAX_IDLE = timedelta(minutes=30)
-"""A session ends when nothing was asked with it for so long."""
+# A session ends so long after it began, whatever is asked with it.
 MAX_SESSION_LIFE = timedelta(hours=12)
-"""A session ends so long after it began, whatever is asked with it."""
+# A time of ten digits is in the year 2286 at the latest: any is an instant.
 COOKIE = re.compile(
     r"(([0-9a-f]{16})\.((?:admin-|auditor-)?[0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,10}))\.([0-9a-f]{64})"
 )
-"""A time of ten digits is in the year 2286 at the latest: any is an instant."""
 FLOW = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10})")
+# What is in a form that makes something, and in no other.
 ONCE = re.compile(r"[0-9a-f]{32}")
-"""What is in a form that makes something, and in no other."""
+# How long somebody may take to sign in at the issuer.
 MAX_FLOW_LIFE = timedelta(minutes=10)
-"""How long somebody may take to sign in at the issuer."""
+# How long tokens last at the most that are made by somebody who signed in through an issuer.
 MAX_TOKEN_LIFE = timedelta(days=90)
-"""How long tokens last at the most that are made by somebody who signed in through an issuer."""
 
 
 @dataclass(frozen=True, kw_only=True)

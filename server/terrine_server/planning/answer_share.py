@@ -27,35 +27,35 @@ from terrine_server.privacy.mechanisms.registration import JointlyPriced
 from terrine_server.privacy.parameters import MIN_ANSWER_SHARE
 from terrine_server.privacy.rules import search_order
 
+# The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
+#
+# The cheaper answers are, the more expensive abstentions, and the fewer queries are certain if all
+# of them abstain: at least a third of those that one price for all, at that of all noisy counts,
+# would buy. It is not a multiple of what is charged: then a better bound on what a label tells, by
+# which every pair of prices that was sound remains so, would forbid some of them, and buy fewer
+# answers.
 MAX_OUTCOME_COST = 3.0
-"""The most that any outcome costs, in prices for all outcomes if an answer told all noisy counts.
-
-The cheaper answers are, the more expensive abstentions, and the fewer queries are certain if all of
-them abstain: at least a third of those that one price for all, at that of all noisy counts, would
-buy. It is not a multiple of what is charged: then a better bound on what a label tells, by which
-every pair of prices that was sound remains so, would forbid some of them, and buy fewer answers.
-"""
 
 ANSWER_SHARES = tuple(
     float(f"{share:.3g}") for share in np.geomspace(MAX_OUTCOME_COST, MIN_ANSWER_SHARE, 36)
 )
 
+# What may come, if nobody says what is expected: a project is then opened at the prices whose mean
+# cost is, at the worst of these rates, the least multiple of the best for that rate.
 PASS_RATES = tuple(float(f"{rate:.3g}") for rate in np.linspace(0.1, 0.95, 18))
-"""What may come, if nobody says what is expected: a project is then opened at the prices whose mean
-cost is, at the worst of these rates, the least multiple of the best for that rate."""
 
+# What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
+# abstention four hundred times as expensive as an answer, and a wrong guess cost ten times as many
+# queries.
 MAX_PRICE_RATIO = 4.0
-"""What an outcome then costs at most, in those of the other. Prices that suit a guess could make an
-abstention four hundred times as expensive as an answer, and a wrong guess cost ten times as many
-queries."""
 
+# How far the share of queries that are answered may lie below an expected one (0.1: ten points). Of
+# answers, so many are counted on as the expected share lets expect, but at most twice as many as
+# are left at the lower share; prices for an expected share are such that this is the most.
 PASS_RATE_MARGIN = 0.1
-"""How far the share of queries that are answered may lie below an expected one (0.1: ten points).
-Of answers, so many are counted on as the expected share lets expect, but at most twice as many as
-are left at the lower share; prices for an expected share are such that this is the most."""
 
+# Noise at which the price of an answer is quick to compute, and like that of more noise.
 TYPICAL_SIGMA = 5.0
-"""Noise at which the price of an answer is quick to compute, and like that of more noise."""
 
 CostsByShare = Callable[[ConfidentMax, Sequence[float], float], list[OutcomeCosts | None]]
 

@@ -21,14 +21,14 @@ from terrine_server.privacy.mechanisms.registration import Forecastable, Outcome
 from terrine_server.privacy.numbers import Counts, Floats, check_votes
 from terrine_server.privacy.parameters import ParameterError, check_ensemble, within
 
+# Points at which noise is integrated, per standard deviation (per scale, for Laplace).
 NODES_PER_DEVIATION = 16
-"""Points at which noise is integrated, per standard deviation (per scale, for Laplace)."""
 
 _MAX_CELLS = 1 << 21
 
 
+# The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said.
 EXPECTED_STUDENT_ACCURACY = 0.9
-"""The accuracy of the student that Interactive-GNMax is expected to serve, if nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Consensus:
             ) from None
 
 
+# The default expectation: teachers that mostly agree.
 DEFAULT_CONSENSUS = (Consensus(0.95, 0.7), Consensus(0.8, 0.2), Consensus(0.5, 0.1))
-"""The default expectation: teachers that mostly agree."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,15 +51,15 @@ from terrine_server.planning.students import (
 from terrine_server.privacy.mechanisms.registration import Grid
 from terrine_server.privacy.parameters import ParameterError
 
+# Thresholds of confident answers that are tried, as shares of the teachers. Of these, and of what
+# follows, the one that promises the most right answers is simulated.
 THRESHOLD_SHARES = (0.5, 0.7, 0.9)
-"""Thresholds of confident answers that are tried, as shares of the teachers. Of these, and of what
-follows, the one that promises the most right answers is simulated."""
+# σ₁, likewise.
 TEST_NOISE_SHARES = (0.25,)
-"""σ₁, likewise."""
+# σ₂, likewise.
 MAXIMUM_NOISE_SHARES = (0.06, 0.12, 0.2, 0.3)
-"""σ₂, likewise."""
+# By whose votes they are tried.
 TRIED_ROWS = 500
-"""By whose votes they are tried."""
 
 
 @dataclass(frozen=True)

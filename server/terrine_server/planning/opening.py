@@ -26,10 +26,10 @@ from terrine_server.privacy.parameters import ParameterError, within
 from terrine_server.privacy.quoting import cap_order, quote, split_delta
 from terrine_server.privacy.rules import Rule, search_order
 
+# The specification of a mechanism: its name and parameters.
 Spec = Mapping[str, object]
-"""The specification of a mechanism: its name and parameters."""
+# The same of what a project begins with: `privacy.releases.build_release`.
 ReleaseSpec = Mapping[str, Any]
-"""The same of what a project begins with: `privacy.releases.build_release`."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ def _list_variants(
     return [*variants, (mechanism, Rule("rdp", order or search_order(epsilon, conversion, mean)))]
 
 
+# Answers per class below which a budget teaches a student little.
 MIN_ANSWERS_PER_CLASS = 10
-"""Answers per class below which a budget teaches a student little."""
 
 
 def small_budget_warning(terms: Terms, classes: int) -> str | None:

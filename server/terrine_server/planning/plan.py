@@ -70,11 +70,11 @@ def specifications(name: str, teachers: int, delta: float, given: Grid) -> list[
     ]
 
 
+# How much less accurate than the best candidate a plan may be, to get more answers.
 ACCURACY_TOLERANCE = 0.01
-"""How much less accurate than the best candidate a plan may be, to get more answers."""
 
+# Candidates that answer a smaller share of queries are skipped, unless all do.
 MIN_ANSWERED_SHARE = 0.1
-"""Candidates that answer a smaller share of queries are skipped, unless all do."""
 
 
 @dataclass(frozen=True)

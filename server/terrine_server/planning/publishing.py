@@ -32,12 +32,12 @@ from terrine_server.privacy.quoting import publication_z, quote, split_delta
 from terrine_server.privacy.rules import GDP, Rule
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
+# β·λ. Beyond 1/4 a release quickly becomes expensive.
 SMOOTHNESS = (0.02, 0.05, 0.1, 0.15, 0.2)
-"""β·λ. Beyond 1/4 a release quickly becomes expensive."""
+# Noise of a release, in units of the smooth sensitivity.
 SIGMAS = np.geomspace(0.5, 2000, 32)
-"""Noise of a release, in units of the smooth sensitivity."""
+# How many figures are published.
 NUMBERS_OF_PUBLICATIONS = (1, 2, 3, 4, 6)
-"""How many figures are published."""
 
 
 @dataclass(frozen=True)

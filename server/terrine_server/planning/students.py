@@ -47,30 +47,30 @@ NAME = "stand-ins"
 BLOCK_ROWS = 256
 UNLIMITED = 2**32 - 1
 DRAWS = 3
+# Stand-ins for teachers, at least.
 MIN_TEACHERS = 5
-"""Stand-ins for teachers, at least."""
+# The same, at most; twice as many of designed rows, on which all teach and vote.
 MAX_TEACHERS = 400
-"""The same, at most; twice as many of designed rows, on which all teach and vote."""
+# From which a student learns. With three in four of the rows, and noise that weighs as much,
+# students were as good as with all of them.
 MAX_LEARNED_ROWS = 2_000
-"""From which a student learns. With three in four of the rows, and noise that weighs as much,
-students were as good as with all of them."""
 MAX_TESTED_ROWS = 3_000
+# Balanced accuracy above that of guessing, below which little was learned.
 USELESS_GAIN = 0.1
-"""Balanced accuracy above that of guessing, below which little was learned."""
+# Balanced accuracy, or AUC, by which students must be better than guesses for a project to be worth
+# its budget; and by two standard errors.
 MIN_GAIN_OVER_CHANCE = 0.02
-"""Balanced accuracy, or AUC, by which students must be better than guesses for a project to be
-worth its budget; and by two standard errors."""
+# One in so many public rows, or people, tests the student.
 TESTED_ONE_IN = 4
-"""One in so many public rows, or people, tests the student."""
+# By which one option is ahead of another to be clearly better.
 MIN_LEAD_STANDARD_ERRORS = 2.0
-"""By which one option is ahead of another to be clearly better."""
+# Times that a row is asked at most, for labels: by then noise has little part in them.
 MAX_PASSES = 10
-"""Times that a row is asked at most, for labels: by then noise has little part in them."""
 
+# An estimate, and its variance.
 Measure = tuple[float, float]
-"""An estimate, and its variance."""
+# The least and the most.
 Range = tuple[float, float]
-"""The least and the most."""
 
 
 @dataclass(frozen=True, eq=False)

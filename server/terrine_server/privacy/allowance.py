@@ -12,8 +12,8 @@ from terrine_server.privacy.numbers import COST_UNITS, SLACK, ceil_units
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.rules import GDP, Rule
 
+# Accounts are stored in 32 bits.
 MAX_ALLOWANCE = 2**32 - 1
-"""Accounts are stored in 32 bits."""
 
 
 @dataclass(frozen=True)

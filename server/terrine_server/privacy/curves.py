@@ -31,8 +31,8 @@ from terrine_server.privacy.noise import BITS, discrete_gaussian
 from terrine_server.privacy.numbers import SLACK, bit_rdp, log_tails
 from terrine_server.privacy.parameters import check_delta, check_epsilon
 
+# Relative margin for one special function, which is accurate to a few units in the last place.
 ULPS = 1e-14
-"""Relative margin for one special function, which is accurate to a few units in the last place."""
 
 
 def gdp_squared(event: CostEvent | ReleasedCounts) -> float:

@@ -171,8 +171,8 @@ CostEvent = (
     | ConfidentMax
     | Composition
 )
+# What a ledger entry records: a query's event, a publication, or what the project begins with.
 LedgerEvent = CostEvent | PublishedBound | ReleasedCounts
-"""What a ledger entry records: a query's event, a publication, or what the project begins with."""
 
 _KINDS: dict[str, type[LedgerEvent]] = {
     "gaussian_noisy_max": GaussianNoisyMax,

@@ -18,20 +18,20 @@ from terrine_server.privacy.numbers import SLACK, Floats, log_psi
 
 Integers = NDArray[np.int64]
 
+# α(α−1)/sigma² up to which the answer is priced by itself.
 MAX_EXPONENT = 12.0
-"""α(α−1)/sigma² up to which the answer is priced by itself."""
 
+# The finest grid has at most about so many points to each side of 0; all integers if those do.
 POINTS = 480
-"""The finest grid has at most about so many points to each side of 0; all integers if those do."""
 
+# Grids that are searched; each is twice as fine as the one before.
 LEVELS = 4
-"""Grids that are searched; each is twice as fine as the one before."""
 
+# A cell is not divided further if its bound is within this of the largest value seen.
 TOLERANCE = 5e-4
-"""A cell is not divided further if its bound is within this of the largest value seen."""
 
+# What is lost beyond the grid, as a share of the exponent.
 _TINY = 1e-10
-"""What is lost beyond the grid, as a share of the exponent."""
 
 
 @lru_cache(maxsize=4096)  # plans ask for the same orders again and again

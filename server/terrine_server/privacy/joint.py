@@ -32,12 +32,12 @@ from terrine_server.privacy.numbers import (
 
 Integers = NDArray[np.int64]
 
+# α(α−1)/σ² up to which the tables keep their precision.
 MAX_EXPONENT = 300.0
-"""α(α−1)/σ² up to which the tables keep their precision."""
+# Relative margin for sums of tables, all of whose terms are positive.
 ROUNDED = 1e-10
-"""Relative margin for sums of tables, all of whose terms are positive."""
+# Rarer outcomes have no row of their own.
 SMALLEST_TAIL = 1e-280
-"""Rarer outcomes have no row of their own."""
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from scipy.special import ndtri
 
 from terrine_server.privacy.numbers import MARGIN, Floats
 
+# The cost of pairs P, Q in any shape […], from ln Q and ln(P/Q) of each outcome, float[3, …].
 Cost = Callable[[Floats, Floats], Floats]
-"""The cost of pairs P, Q in any shape […], from ln Q and ln(P/Q) of each outcome, float[3, …]."""
 
+# How many votes behind a class is looked at, at most: beyond, the answer costs 2·gamma.
 FARTHEST = 10_000
-"""How many votes behind a class is looked at, at most: beyond, the answer costs 2·gamma."""
 
+# Into how many pieces each diagonal is divided. With more, high orders cost up to 0.4 % less.
 PIECES = 4
-"""Into how many pieces each diagonal is divided. With more, high orders cost up to 0.4 % less."""
 
 
 @lru_cache(maxsize=4096)  # plans ask for the same orders again and again

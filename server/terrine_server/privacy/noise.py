@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.parameters import check_gamma, check_sigma
 
+# Returns n unpredictable bytes. `os.urandom` in production; tests pass chosen ones.
 Entropy = Callable[[int], bytes]
-"""Returns n unpredictable bytes. `os.urandom` in production; tests pass chosen ones."""
 
 BITS = 256
 WORDS = BITS // 64

@@ -16,11 +16,11 @@ from terrine_server.privacy.parameters import ParameterError
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+# Relative margin for rounding up, far above the error of the formulas in double precision.
 MARGIN = 1e-10
-"""Relative margin for rounding up, far above the error of the formulas in double precision."""
 
+# A cost that underflows is rounded up to this.
 SMALLEST = 1e-300
-"""A cost that underflows is rounded up to this."""
 
 
 def check_orders(orders: ArrayLike) -> Floats:
@@ -175,17 +175,17 @@ def log_psi(y: Floats, order: float) -> Floats:
         return np.where(small, np.log(series * near**2), direct)
 
 
+# Costs are counted in 1e-12 of a rule's quantity (μ² or Rényi divergence).
 COST_UNITS = 10**12
-"""Costs are counted in 1e-12 of a rule's quantity (μ² or Rényi divergence)."""
 
+# Additive δ is counted in 1e-18.
 DELTA_UNITS = 10**18
-"""Additive δ is counted in 1e-18."""
 
+# Units of δ in every price, for the sampler's distance from the ideal noise (see `noise`).
 SAMPLER_DELTA = 1
-"""Units of δ in every price, for the sampler's distance from the ideal noise (see `noise`)."""
 
+# Relative margin, never in our favour, for the rounding of floating-point formulas.
 SLACK = 1e-9
-"""Relative margin, never in our favour, for the rounding of floating-point formulas."""
 
 
 def floor_units(value: float, units: int) -> int:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 
+# The allowed ε of a project or an ensemble. In this range the 256-bit sampler's slack, multiplied
+# by e^ε, stays below what a query pays for it (docs/decisions/0010-noise-of-256-bits.md).
 MIN_EPSILON, MAX_EPSILON = 1e-6, 100.0
-"""The allowed ε of a project or an ensemble. In this range the 256-bit sampler's slack, multiplied
-by e^ε, stays below what a query pays for it (docs/decisions/0010-noise-of-256-bits.md)."""
 
+# Standard deviations, in votes, for which the discrete Gaussian is sampled and priced.
+#
+# Below, more than three draws in four are 0, so there is hardly any noise left to price. Above, the
+# sampler's table would have more than 378,000 entries (12 MB).
 MIN_SIGMA, MAX_SIGMA = 0.5, 10_000.0
-"""Standard deviations, in votes, for which the discrete Gaussian is sampled and priced.
 
-Below, more than three draws in four are 0, so there is hardly any noise left to price.
-Above, the sampler's table would have more than 378,000 entries (12 MB)."""
-
+# Inverse scales of the discrete Laplace noise, in 1/votes, limited for the same two reasons.
 MIN_GAMMA, MAX_GAMMA = 0.001, 50.0
-"""Inverse scales of the discrete Laplace noise, in 1/votes, limited for the same two reasons."""
 
+# What an answer may cost, as a multiple of what one price for all outcomes would be.
 MIN_ANSWER_SHARE, MAX_ANSWER_SHARE = 0.001, 100.0
-"""What an answer may cost, as a multiple of what one price for all outcomes would be."""
 
 MAX_TEACHERS = 1_000_000
 MAX_CLASSES = 100_000
+# Where noisy counts are released, every answer sends and stores one for each class.
 MAX_COUNTED_CLASSES = 1000
-"""Where noisy counts are released, every answer sends and stores one for each class."""
 
 
 class ParameterError(ValueError):

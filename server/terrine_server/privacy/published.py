@@ -62,8 +62,8 @@ from terrine_server.privacy.numbers import (
 )
 from terrine_server.privacy.parameters import ParameterError, check_sigma, real, within
 
+# Published figures are multiples of this: 1e-3 of Rényi divergence, in units of 1e-12.
 GRID = COST_UNITS // 1000
-"""Published figures are multiples of this: 1e-3 of Rényi divergence, in units of 1e-12."""
 
 PRECISION = BITS + 64
 
@@ -223,8 +223,8 @@ def lnmax_rdp(log_q: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
     return _cheapest(level, lnmax_terms(level, gamma), alpha, valid, worst)[back]
 
 
+# ln(1 − q), ln A and ln B of the bound ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1), for each L = −ln q.
 BoundTerms = tuple[Floats, Floats, Floats]
-"""ln(1 − q), ln A and ln B of the bound ln[(1−q)A^{α−1} + qB^{α−1}]/(α−1), for each L = −ln q."""
 
 
 def gnmax_terms(level: Floats, sigma: float) -> BoundTerms:
@@ -319,16 +319,16 @@ def bit_table(event: GaussianThreshold | StabilityTest, orders: ArrayLike) -> Fl
     return bit_rdp(log_tails(event.sigma, -margins), log_tails(event.sigma, margins + 1), orders)
 
 
+# Distances are followed up to e^(−40): to 40/β votes, which is public.
 FURTHEST = 40.0
-"""Distances are followed up to e^(−40): to 40/β votes, which is public."""
 
+# The statistic of a noisy maximum has up to 16 values per vote of the gap and about 16,000 in all.
+# Finer values add less sensitivity by rounding; more values make a tally larger.
 FINEST, VALUES = 16, 16_000
-"""The statistic of a noisy maximum has up to 16 values per vote of the gap and about 16,000 in all.
-Finer values add less sensitivity by rounding; more values make a tally larger."""
 
+# Added to every smooth sensitivity to cover the rounding of floating-point sums. Adding a constant
+# keeps a bound smooth.
 FLOOR = 1e-9
-"""Added to every smooth sensitivity to cover the rounding of floating-point sums. Adding a constant
-keeps a bound smooth."""
 
 Tally = NDArray[np.int64]
 

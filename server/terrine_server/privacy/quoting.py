@@ -44,8 +44,8 @@ from terrine_server.privacy.releases import build_release
 from terrine_server.privacy.rules import GDP, Rule, opening_rule, search_order
 
 STABILITY_SHARE = Fraction(1, 20)
+# Share of δ for the probability that any published figure is below the spend.
 PUBLICATION_SHARE = Fraction(1, 10)
-"""Share of δ for the probability that any published figure is below the spend."""
 SAMPLER_SHARE = Fraction(1, 1000)
 CAP_ADDITIVE_SHARE = Fraction(1, 10)
 PUBLISHING_CAP_ADDITIVE_SHARE = Fraction(1, 5)

@@ -22,9 +22,9 @@ from terrine_server.privacy.events import ReleasedCounts
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
 from terrine_server.privacy.parameters import ParameterError, check_sigma
 
+# Numbers in one release. So many draws are within 2⁻²¹⁵ of the ideal in total variation, which,
+# multiplied by 1 + e¹⁰⁰, is below the unit of δ that an entry pays for the sampler.
 MAX_RELEASED = 1_000_000
-"""Numbers in one release. So many draws are within 2⁻²¹⁵ of the ideal in total variation, which,
-multiplied by 1 + e¹⁰⁰, is below the unit of δ that an entry pays for the sampler."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Histograms:
         return np.split(whole, np.cumsum(self.cells)[:-1])
 
 
+# The kinds of release, by name.
 RELEASES: Mapping[str, Callable[..., Histograms]] = {Histograms.kind: Histograms}
-"""The kinds of release, by name."""
 
 
 def build_release(spec: Mapping[str, Any]) -> Histograms:

@@ -137,8 +137,8 @@ class Described:
             )
 
 
+# What is said of the data.
 Given: TypeAlias = SchemaAlone | Stated | Described
-"""What is said of the data."""
 
 
 def find_schema(data: Path, given: Given, out: Path, owner: Owner) -> tuple[Path | None, Given]:
@@ -263,8 +263,8 @@ def join_numbers(edges: Sequence[float]) -> str:
     return ",".join(np.format_float_positional(edge, trim="-") for edge in edges)
 
 
+# What a column may be declared as.
 ROLES = ("number", "category", "ordered", "yes-no", "date", "label", "person", "ignored")
-"""What a column may be declared as."""
 DATE_ORDERS: tuple[str, ...] = get_args(DateOrder)
 
 

@@ -44,8 +44,8 @@ from terrine_server.quickstart.dialogue import Owner, Question, QuickstartError
 from terrine_server.quickstart.records import PublicRows
 from terrine_server.settings import Settings
 
+# Of the token, for the owner's records.
 LABEL = "quickstart"
-"""Of the token, for the owner's records."""
 
 
 def open_first_project(

@@ -24,12 +24,12 @@ from terrine_server.serving.refusals import (
 )
 from terrine_server.serving.slots import ConcurrencyLimit
 
+# Maximum seconds for reading and discarding the rest of a refused body.
 MAX_DRAIN_SECONDS = 5.0
-"""Maximum seconds for reading and discarding the rest of a refused body."""
+# Refusals that cost their caller nothing to repeat, and this server the time of others.
 SLOWED_STATUSES = {401, 413, 429}
-"""Refusals that cost their caller nothing to repeat, and this server the time of others."""
+# How long each of these takes: a connection gets ten of them a second, and no more.
 REFUSAL_SECONDS = 0.1
-"""How long each of these takes: a connection gets ten of them a second, and no more."""
 
 
 class HeldBytes:

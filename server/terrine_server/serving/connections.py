@@ -19,14 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from terrine_server.serving import Limits
 from terrine_server.serving.slots import Slot, client_network
 
+# In the state of requests: the `Connection` that they came on.
 CONNECTION = "connection"
-"""In the state of requests: the `Connection` that they came on."""
+# Connections beyond those of the limits, for refusals and for `/healthz`.
 SPARE_CONNECTIONS = 32
-"""Connections beyond those of the limits, for refusals and for `/healthz`."""
+# Connections that the system queues, and that are accepted before any is looked at.
 BACKLOG = 128
-"""Connections that the system queues, and that are accepted before any is looked at."""
+# Bytes that a client must read within `write_seconds`, unless it reads all there are.
 MIN_READ_BYTES = 64 * 1024
-"""Bytes that a client must read within `write_seconds`, unless it reads all there are."""
 
 
 class Connection(H11Protocol):

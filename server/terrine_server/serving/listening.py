@@ -22,20 +22,20 @@ from terrine_protocol.errors import TerrineError
 from terrine_server.serving import Limits
 from terrine_server.serving.connections import BACKLOG, SPARE_CONNECTIONS, uvicorn_options
 
+# How long a thread may compute while another waits for Python's interpreter. With Python's own 5
+# ms, a request that passes between threads six times waits 30 ms beside one that is decoded.
 SWITCH_SECONDS = 0.0001
-"""How long a thread may compute while another waits for Python's interpreter. With Python's own
-5 ms, a request that passes between threads six times waits 30 ms beside one that is decoded."""
+# How long a client may take to agree on a TLS connection, and to end it: nobody counts these.
 TLS_SECONDS = 5.0
-"""How long a client may take to agree on a TLS connection, and to end it: nobody counts these."""
+# Enough. Some systems allow a billion, and some programs close each of them in turn.
 MAX_FILES = 65536
-"""Enough. Some systems allow a billion, and some programs close each of them in turn."""
+# Kept for everything else: files, the database, the log, libraries.
 OTHER_FILES = 256
-"""Kept for everything else: files, the database, the log, libraries."""
+# Descriptors needed besides those of the limit's connections. Connections are counted, and those
+# beyond the limit closed, only after as many as `BACKLOG` were accepted, twice at worst.
 NEEDED_FILES = SPARE_CONNECTIONS + 2 * BACKLOG + OTHER_FILES
-"""Descriptors needed besides those of the limit's connections. Connections are counted, and those
-beyond the limit closed, only after as many as `BACKLOG` were accepted, twice at worst."""
+# Connections below which it makes no sense to serve.
 MIN_CONNECTIONS = 16
-"""Connections below which it makes no sense to serve."""
 
 
 class CannotListen(TerrineError):  # noqa: N818 - says what to do

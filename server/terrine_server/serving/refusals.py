@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from terrine_server.serving.slots import Share
 
+# `Retry-After` where the server has no better estimate.
 RETRY_SECONDS = 2
-"""`Retry-After` where the server has no better estimate."""
 CLOSING = {"Connection": "close"}
 STATUS_OF_PROBLEM = {
     "malformed-http": 400,

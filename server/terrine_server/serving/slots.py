@@ -11,8 +11,8 @@ from ipaddress import IPv6Address, ip_address
 
 from terrine_server.serving import Limits
 
+# Whoever has one IPv6 address usually has all of the same first 64 bits.
 NETWORK_BITS = 64
-"""Whoever has one IPv6 address usually has all of the same first 64 bits."""
 
 
 class Share(StrEnum):

@@ -18,8 +18,8 @@ from terrine_server.privacy.mechanisms.registration import MechanismKind
 from terrine_server.privacy.mechanisms.stable import StableArgmax
 from terrine_server.privacy.parameters import ParameterError
 
+# Entry points of other packages: mechanisms that no line of this one knows.
 ENTRY_POINT_GROUP = "terrine.mechanisms"
-"""Entry points of other packages: mechanisms that no line of this one knows."""
 
 MECHANISMS: Mapping[str, MechanismKind] = {
     kind.name: kind
@@ -34,11 +34,10 @@ MECHANISMS: Mapping[str, MechanismKind] = {
         StableArgmax,
     )
 }
+# Those that answer with labels alone and need nothing of the student, for a plan to choose from.
+#
+# `immutable` is not among them: it never costs less than the noisy maximum without extra votes.
 COMPARED = (ConfidentGNMax.name, GNMax.name, LNMax.name, StableArgmax.name)
-"""Those that answer with labels alone and need nothing of the student, for a plan to choose from.
-
-`immutable` is not among them: it never costs less than the noisy maximum without extra votes.
-"""
 
 
 def build_mechanism(spec: Mapping[str, object], *, teachers: int, classes: int) -> Mechanism:

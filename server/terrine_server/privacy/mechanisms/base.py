@@ -114,8 +114,8 @@ class ComparesWithStudent(Mechanism, Protocol):
         """Return the cost event of each possible outcome, if every class has this baseline."""
 
 
+# How far from 1 a row of probabilities may sum; float16 softmax outputs pass.
 ROW_SUM_TOLERANCE = 1e-3
-"""How far from 1 a row of probabilities may sum; float16 softmax outputs pass."""
 
 
 def canonical_probabilities(probabilities: Probabilities, classes: int) -> Probabilities:

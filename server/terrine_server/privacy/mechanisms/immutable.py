@@ -29,8 +29,8 @@ from terrine_server.privacy.parameters import (
     integer,
 )
 
+# Far fewer cost more than a project may have.
 MAX_EXTRA_VOTES = 1_000_000_000
-"""Far fewer cost more than a project may have."""
 NEAR_ZERO_COST = (
     "each vote added to the winner is paid for, as other records move them all. With the near-zero-"
     "cost paper's own c = 1e100 and gamma = 1e-10, one answer has an ε of about 1e90, not near 0: "

@@ -23,17 +23,17 @@ from terrine_server.privacy.parameters import (
     integer,
 )
 
+# What each unit has spent, uint32[U], in units of ‖v‖². Secret.
 Accounts = NDArray[np.uint32]
-"""What each unit has spent, uint32[U], in units of ‖v‖². Secret."""
 
 MAX_QUERIES = 10_000_000
 MAX_NORM = 255
+# The most that records of one unit add up to for one class. With it, no product exceeds 2⁶³.
 MAX_CLASS_WEIGHT = 1 << 16
-"""The most that records of one unit add up to for one class. With it, no product exceeds 2⁶³."""
+# Share of the public rows near a query from which on, if they could not vote any more, nobody is
+# asked: an answer of a twentieth of the votes says a four-hundredth of what it said at first
+# (docs/privacy/neighbours.md).
 EXHAUSTED_SHARE = 0.95
-"""Share of the public rows near a query from which on, if they could not vote any more, nobody is
-asked: an answer of a twentieth of the votes says a four-hundredth of what it said at first
-(docs/privacy/neighbours.md)."""
 
 
 @dataclass(frozen=True)

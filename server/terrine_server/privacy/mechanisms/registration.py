@@ -14,8 +14,8 @@ from terrine_server.privacy.mechanisms.base import Mechanism, Probabilities
 from terrine_server.privacy.numbers import Counts
 from terrine_server.privacy.parameters import MAX_GAMMA, MAX_SIGMA, MIN_GAMMA, MIN_SIGMA
 
+# Values of each parameter.
 Grid = Mapping[str, Sequence[float]]
-"""Values of each parameter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,11 @@ class JointlyPriced(Mechanism, Protocol):
         """Return the mechanism, with test and maximum priced as one release."""
 
 
+# Noise as shares of the teachers. Less is expensive, more drowns the vote.
 NOISE_SHARES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3)
-"""Noise as shares of the teachers. Less is expensive, more drowns the vote."""
 
+# The same for a test of the largest count, which is one number.
 TEST_NOISE_SHARES = (0.1, 0.2, 0.3, 0.6)
-"""The same for a test of the largest count, which is one number."""
 
 
 def plan_sigmas(teachers: int, skip: int = 0) -> list[float]:
@@ -110,10 +110,10 @@ def three_digits(values: Iterable[float]) -> list[float]:
     return sorted({float(f"{value:.3g}") for value in values})
 
 
+# Of one query, for each class.
 Votes = tuple[int, ...]
-"""Of one query, for each class."""
+# The votes on the queries of one request, in order.
 Request = tuple[Votes, ...]
-"""The votes on the queries of one request, in order."""
 
 
 @dataclass(frozen=True)
