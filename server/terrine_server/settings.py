@@ -37,9 +37,24 @@ FOREIGN_VARIABLES = {
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # What the paths of routes begin with: below such a prefix, nobody knows whose a path is.
 OWN_PATHS = {
-    *("admin", "budget", "checkpoint", "ensembles", "healthz", "label", "ledger", "log"),
-    *("metrics", "openapi.json", "pool", "problems", "project", "projects", "readyz"),
-    *("receipts", "tile", "tokens"),
+    "admin",
+    "budget",
+    "checkpoint",
+    "ensembles",
+    "healthz",
+    "label",
+    "ledger",
+    "log",
+    "metrics",
+    "openapi.json",
+    "pool",
+    "problems",
+    "project",
+    "projects",
+    "readyz",
+    "receipts",
+    "tile",
+    "tokens",
 }
 PREFIX = re.compile(r"(/[A-Za-z0-9_~-]+)*")
 

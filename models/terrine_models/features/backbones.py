@@ -7,9 +7,7 @@ from typing import Protocol, Self
 
 from terrine_models.addons import load_added
 from terrine_models.data.arrays import InputSpec
-from terrine_models.features.arrays import (
-    Array,
-)
+from terrine_models.features.arrays import Array
 from terrine_models.storage.manifests import PublicModel, StoreError
 
 

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import qr
 
-from terrine_models.features.arrays import (
-    Array,
-)
+from terrine_models.features.arrays import Array
 
 Floats = NDArray[np.float32]
 # Principal components among which a kernel measures distances.

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
 from terrine_models.data.workers import side_by_side
-from terrine_models.features.arrays import (
-    unit_length,
-)
+from terrine_models.features.arrays import unit_length
 from terrine_models.features.bases import BLOCK_IMAGES, Base, base_features, base_of
 from terrine_models.features.components import KERNEL_COMPONENTS, principal_components, project
 from terrine_models.features.gradients import colours_width

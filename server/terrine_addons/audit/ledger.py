@@ -16,9 +16,7 @@ from terrine_addons.audit.findings import AuditFinding
 from terrine_protocol import Outcome
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.ledger.records import events_of
-from terrine_server.owner.operations import (
-    verify_project,
-)
+from terrine_server.owner.operations import verify_project
 from terrine_server.privacy import (
     Account,
     ConfidentMax,

@@ -204,4 +204,4 @@ class Demo:
 
     def _by(self, *words: object) -> None:
         """Say which command does what follows."""
-        say(f"As by: {command_text(*words)}")
+        say(f"The same as: {command_text(*words)}")

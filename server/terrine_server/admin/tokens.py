@@ -21,9 +21,7 @@ from terrine_server.api.paging import TokenCursor, TokenId
 from terrine_server.api.paths import PAGES_PATH
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import Conflict, NotFound, ServiceError
-from terrine_server.ledger import (
-    TokenRecord,
-)
+from terrine_server.ledger import TokenRecord
 from terrine_server.owner.sign_in import MAX_SESSION_LIFE, Session
 
 router = APIRouter(prefix=f"{PAGES_PATH}/tokens")

@@ -8,9 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-from terrine_server.errors import (
-    RateLimited,
-)
+from terrine_server.errors import RateLimited
 
 # Maximum keys in memory; the least recently used is dropped and later starts afresh.
 MAX_KEYS = 10_000

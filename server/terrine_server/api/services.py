@@ -12,9 +12,7 @@ from sqlalchemy import Engine
 from terrine_server.api.decoding import media_type
 from terrine_server.api.rate_limits import RateLimit
 from terrine_server.api.shared import PublishedLog, Readiness, SharedScrape
-from terrine_server.errors import (
-    UnsupportedMediaType,
-)
+from terrine_server.errors import UnsupportedMediaType
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import CheckedRequest
 from terrine_server.labeling.queue import Queue

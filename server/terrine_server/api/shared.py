@@ -12,9 +12,7 @@ from sqlalchemy import Engine
 
 from terrine_protocol import LogState
 from terrine_protocol.transparency import ENTRY_BYTES, HASH_BYTES, Policy, Tile
-from terrine_server.errors import (
-    ServiceError,
-)
+from terrine_server.errors import ServiceError
 from terrine_server.labeling.voters import Voters
 from terrine_server.ledger import (
     Ledger,

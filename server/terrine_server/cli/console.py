@@ -83,15 +83,25 @@ _IN_COMPOSE = {
     **{
         command: f"{_AS_OWNER}{command}"
         for command in (
-            *("upgrade", "backup", "restore", "init --service-role"),
-            *("ledger restored", "ledger seal"),  # before what begins as they do
+            "upgrade",
+            "backup",
+            "restore",
+            "init --service-role",  # these three before what begins as they do
+            "ledger restored",
+            "ledger seal",
         )
     },
     "init": f"{_AS_OWNER}init --service-role terrine_service",
     **{
         command: f"docker compose exec server terrine {command}"
         for command in (
-            *("doctor", "ensemble", "ledger", "parameters", "plan", "project", "token"),
+            "doctor",
+            "ensemble",
+            "ledger",
+            "parameters",
+            "plan",
+            "project",
+            "token",
             *added_names("in_server"),
         )
     },

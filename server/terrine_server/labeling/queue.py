@@ -10,9 +10,7 @@ from typing import Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from terrine_server.errors import (
-    Overloaded,
-)
+from terrine_server.errors import Overloaded
 from terrine_server.metrics import Metrics
 
 # Maximum queries in a group, unless a single request has more.

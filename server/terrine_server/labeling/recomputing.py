@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terrine_server.errors import (
-    Conflict,
-)
+from terrine_server.errors import Conflict
 from terrine_server.labeling.queries import canonical_inputs, input_digests
 from terrine_server.labeling.strategies import (
     AccountVotes,

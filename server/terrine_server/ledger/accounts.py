@@ -19,9 +19,7 @@ from terrine_server.ledger.database import Transaction, write
 from terrine_server.ledger.records import Edition, ProjectRecord, SpentAccounts
 from terrine_server.ledger.schema import projects, shadow_accounts, unit_accounts
 from terrine_server.ledger.seals import READ_ERRORS, Seals, check_types
-from terrine_server.privacy import (
-    Accounts,
-)
+from terrine_server.privacy import Accounts
 from terrine_server.privacy.allowance import Allowance
 
 _STORED = np.dtype("<u4")

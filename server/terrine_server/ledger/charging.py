@@ -1,5 +1,7 @@
 """Pays for batches, those of one project at a time."""
 
+# ruff: noqa: S608 - statements are made of constants
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -147,9 +149,6 @@ def admit(
                 price = terms.schedule.price
                 entries.append(NewEntry(account.charges, Outcome.PUBLISHED, price, figure=figure))
     return Admission(results, entries, account)
-
-
-# ruff: noqa: S608 - statements are made of constants
 
 
 # The columns in an entry's tuple; project and time are the same for all entries of a charge.

@@ -49,11 +49,14 @@ class Ledger:
         self.tree = Tree(access)
         self.exports = Exports(access, self.entries, self.log)
         self.verifier = Verifier(access)
-        self.check_history = access.check_history
 
     def guard(self, check_history: Callable[[], None]) -> None:
         """Let nothing be spent from now on unless this check passes.
 
         It raises LedgerRestored or LogNotSigned otherwise.
         """
-        self.check_history = self._access.check_history = check_history
+        self._access.check_history = check_history
+
+    def check_history(self) -> None:
+        """Raise LedgerRestored or LogNotSigned if nothing may be spent."""
+        self._access.check_history()
