@@ -309,14 +309,7 @@ def charge_release(tx: Transaction, project: ProjectRecord) -> None:
     head = hasher(project.id)(
         bytes.fromhex(project.genesis), 1, iso(tx.now), query, query, frame_kind(*kind)
     )
-    after = replace(
-        project,
-        spent=start.spent,
-        delta_spent=start.delta_spent,
-        cap_spent=start.cap_spent,
-        charges=start.charges,
-        head=head.hex(),
-    )
+    after = _with_account(project, start, head)
     if not append(tx, project, after, [(1, query, query, *kind, None, head)]):
         raise LedgerCorrupted("The database ignored what was written to it.", project.name)
 
@@ -444,17 +437,20 @@ def _entries(
         framed = frame_kind(*kind) + frame_counts(counts)
         head = hashed(head, new.seq, time, query, input, framed)
         entries.append((new.seq, query, input, *kind, counts, head))
-    account = admission.account
-    after = replace(
+    after = _with_account(project, admission.account, head)
+    return replace(after, published=publications(published, project.terms)), entries
+
+
+def _with_account(project: ProjectRecord, account: Account, head: bytes) -> ProjectRecord:
+    """Return the project with this balance, after the entry of this hash."""
+    return replace(
         project,
         spent=account.spent,
         delta_spent=account.delta_spent,
         cap_spent=account.cap_spent,
         charges=account.charges,
-        published=publications(published, project.terms),
         head=head.hex(),
     )
-    return after, entries
 
 
 class Charging:
