@@ -38,6 +38,7 @@ from datasets import CORPUS, DealtFiles, find_sources
 from terrine_client import Client, Labels
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.tables.loading import read_schema
+from terrine_tables.columns import index_classes
 
 PLAIN_ROWS = 50_000
 """Rows on which logistic regression is trained without privacy: more change little."""
@@ -310,7 +311,8 @@ def _line(said: str, heading: str) -> str:
 
 def _plain(answers: Labels, pool: Dataset, tested: Dataset) -> dict[str, Predicted]:
     """Return what models of scikit-learn say that learned as README shows."""
-    x, y, weights = answers.training_set(_flat(pool.inputs))
+    x, names, weights = answers.training_set(_flat(pool.inputs))
+    y = index_classes(names, tested.classes)
     found = {
         RIDGE: _judged(make_pipeline(StandardScaler(), RidgeClassifier()), x, y, tested, weights)
     }

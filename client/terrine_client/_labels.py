@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_protocol import Budget, LabelResponse, LabelResult, Outcome
-from terrine_protocol.base import map_class_numbers
 from terrine_protocol.names import show_name
-from terrine_tables.columns import CodedValues, as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,35 +93,6 @@ def as_array(x: Any, project: ProjectInfo, accept_clipped: bool) -> npt.NDArray[
     return plain_array(encode_columns(x, project, accept_clipped) if has_columns(x) else x)
 
 
-def index_classes(
-    labels: Iterable[Any], classes: Sequence[str], *, by_index: bool = False
-) -> npt.NDArray[np.int64]:
-    """Return which class each label is of, [N]; -1 for those that are no class.
-
-    labels: [N] names of classes. A number (1, 1.0, True) is a name where classes are named by
-        numbers. Where they are not, it is an index if `by_index`, and otherwise no class.
-
-    Raises ValueError if a number is given and only some classes are named by numbers.
-    """
-    known = {name: place for place, name in enumerate(classes)}
-
-    def find(label: Any) -> int:
-        place = known.get(as_text(label, known))
-        if place is not None:
-            return place
-        if not isinstance(label, int | float) or not float(label).is_integer():
-            return -1
-        numbers = map_class_numbers(classes)
-        if numbers is None:
-            numbers = dict(enumerate(range(len(classes)))) if by_index else {}
-        return numbers.get(int(label), -1)
-
-    coded = CodedValues.of(each.item() if isinstance(each, np.generic) else each for each in labels)
-    found = np.array([find(label) for label in coded.values], dtype=np.int64)
-    indices: npt.NDArray[np.int64] = found[coded.places]
-    return indices
-
-
 _OF_NO_QUERY = (Outcome.PUBLISHED, Outcome.RELEASED)
 # The value in `Labels.noisy_counts` where there is no answer. No count is this small.
 NO_COUNT = int(np.iinfo(np.int64).min)
@@ -132,11 +101,11 @@ NO_COUNT = int(np.iinfo(np.int64).min)
 class TrainingSet(NamedTuple):
     """What `fit` of a classifier of scikit-learn takes, in its order.
 
-    X: [K, features], or a data frame of K rows. y: [K] int64, class indices. sample_weight: [K].
+    X: [K, features], or a data frame of K rows. y: [K], names of classes. sample_weight: [K].
     """
 
     X: Any
-    y: npt.NDArray[np.int64]
+    y: npt.NDArray[np.str_]
     sample_weight: npt.NDArray[np.float64]
 
     def __repr__(self) -> str:
@@ -182,6 +151,9 @@ class Labels:
 
         index: of all inputs that were to be asked, of which these may be the first.
         """
+        counts, classes = _stack_counts([result.counts for result in results]), last.classes
+        if counts is not None and classes is None:
+            classes = [str(label) for label in range(counts.shape[1])]
         return cls(
             outcomes=np.array([result.outcome.value for result in results], dtype=np.str_),
             labels=_to_integers([result.label for result in results]),
@@ -189,9 +161,9 @@ class Labels:
             charges=_to_integers([result.charge for result in results]),
             replayed=np.array([result.replayed for result in results], dtype=np.bool_),
             budget=last.budget,
-            noisy_counts=_stack_counts([result.counts for result in results]),
+            noisy_counts=counts,
             noise_sigma=last.noise_sigma,
-            classes=last.classes,
+            classes=classes,
             index=None if index is None else index[: len(results)],
         )
 
@@ -235,9 +207,8 @@ class Labels:
             ) from error
         columns = {"outcome": self.outcomes, "label": self.names, "weight": self._weights()}
         if self.noisy_counts is not None:
-            names = self.classes or range(self.noisy_counts.shape[1])
             counts = np.where(self.noisy_counts == NO_COUNT, np.nan, self.noisy_counts)
-            columns |= {f"count_{name}": counts[:, k] for k, name in enumerate(names)}
+            columns |= {f"count_{name}": counts[:, k] for k, name in enumerate(self.classes or ())}
         return pd.DataFrame(columns, index=self.index)
 
     def _weights(self) -> npt.NDArray[np.float64]:
@@ -274,13 +245,14 @@ class Labels:
         if not len(asked):
             raise ValueError("There is nothing to learn from: no input has an answer.")
         if self.noisy_counts is None:
-            rows, y, weights = asked, self.labels[asked], np.ones(len(asked))
+            rows, y, weights = asked, self.names[asked].astype(np.str_), np.ones(len(asked))
         else:
             counts = self.noisy_counts[asked]
-            at, y = np.nonzero(counts > 0)
+            at, which = np.nonzero(counts > 0)
             if not len(at):
                 raise ValueError("There is nothing to learn from: no noisy count is above 0.")
-            rows, weights = asked[at], counts[at, y] * (len(asked) / counts[at, y].sum())
+            rows, y = asked[at], np.array(self.classes)[which]
+            weights = counts[at, which] * (len(asked) / counts[at, which].sum())
         if table:
             return TrainingSet(inputs.take(rows) if hasattr(x, "take") else x[rows], y, weights)
         return TrainingSet(inputs[rows].reshape(len(rows), -1), y, weights)

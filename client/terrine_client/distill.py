@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from terrine_client._answer_file import AnswerFile
-from terrine_client._labels import index_classes
 from terrine_client._privacy import (
     CARD_FILE,
     RECEIPTS_FILE,
@@ -46,8 +45,8 @@ from terrine_client._report import (
 from terrine_client.client import Client
 from terrine_client.errors import BudgetExhausted, ClientError
 from terrine_protocol import ProjectInfo
-from terrine_protocol.base import list_names
 from terrine_protocol.files import write_atomically
+from terrine_tables.columns import index_classes
 
 if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
@@ -71,9 +70,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
-# Inputs [N, …] and their labels [N]: names of classes. Numbers are names where classes are named by
-# numbers, and where they are not, indices of `ProjectInfo.ensemble.classes`.
-Examples = tuple[Array, Array]
+# Inputs [N, …] and their labels [N], which name classes (`terrine_tables.columns.index_classes`).
+Examples = tuple[Array, Any]
 # Queries after which the answers are saved and the budget is checked.
 QUERIES_PER_SAVE = 128
 # Of this many times as many inputs, in representative order, those are asked that a student is
@@ -333,7 +331,7 @@ class Distillation:
             outcomes={outcome: count for outcome, count in new.items() if count},
             charges=budget.charges,
             epsilon_spent=budget.epsilon_spent,
-            accuracy=student.accuracy(*self.held_out) if student and self.held_out else None,
+            accuracy=_share_right(student, *self.held_out) if student and self.held_out else None,
         )
 
     def make_report(
@@ -367,7 +365,7 @@ class Distillation:
             rounds=history,
             held_out=0 if self.held_out is None else len(self.held_out[0]),
             accuracy=history[-1].accuracy,
-            plain=made.plain.accuracy(*self.held_out) if self.held_out else None,
+            plain=_share_right(made.plain, *self.held_out) if self.held_out else None,
             majority=_share_of_largest(self.held_out[1]) if self.held_out is not None else None,
             by_class=figures,
             notes=notes,
@@ -400,7 +398,7 @@ class Distillation:
         """Return a warning if always predicting the largest class beats the student."""
         if self.held_out is None:
             return None
-        accuracy = student.accuracy(*self.held_out)
+        accuracy = _share_right(student, *self.held_out)
         majority = _share_of_largest(self.held_out[1])
         if accuracy >= majority:
             return None
@@ -489,22 +487,15 @@ def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
         )
 
 
-def _check_labels(x: Array, labels: Array, project: ProjectInfo) -> Ints:
-    labels, classes = np.asarray(labels, dtype=object), project.ensemble.classes
-    if labels.shape != (len(x),):
-        raise DistillError(
-            f"The held-out labels have shape {list(labels.shape)}; expected [{len(x)}]: one for "
-            "each held-out input."
-        )
+def _check_labels(x: Array, labels: Any, project: ProjectInfo) -> Ints:
     try:
-        truth = index_classes(labels, classes, by_index=True)
+        truth = index_classes(labels, project.ensemble.classes)
     except ValueError as error:
         raise DistillError(f"The held-out {error}.") from None
-    if (truth < 0).any():
-        row = int(np.flatnonzero(truth < 0)[0])
+    if len(truth) != len(x):
         raise DistillError(
-            f"The held-out label of row {row} is {labels[row]!r}; expected the name of a class: "
-            f"{list_names(list(map(repr, classes)))}."
+            f"There are {len(truth)} held-out labels; expected {len(x)}: one for each held-out "
+            "input."
         )
     return truth
 
@@ -562,6 +553,10 @@ def _explain_nothing_learned(answer_file: AnswerFile, refused: bool) -> str:
         f"{int(answer_file.asked.sum())} inputs were sent and none was labelled: the teachers "
         "disagree on them. Are they like the data that the teachers were trained on?"
     )
+
+
+def _share_right(student: Student, x: Array, truth: Ints) -> float:
+    return float((student.predict_indices(x) == truth).mean())
 
 
 def _share_of_largest(labels: Ints) -> float:

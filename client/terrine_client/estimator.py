@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from terrine_client._labels import NO_COUNT, Labels, as_array, index_classes
+from terrine_client._labels import NO_COUNT, Labels, as_array
 from terrine_client.client import Client
 from terrine_client.distill import first_probabilities, make_answers, make_task
-from terrine_protocol.base import list_names
+from terrine_tables.columns import index_classes
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -165,7 +165,7 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"None of the {len(x)} inputs of X was bought and answered: fit on the pool that "
                 "`buy` was given, or on a part of it."
             )
-        self.classes_ = np.array(project.ensemble.classes)
+        self.classes_ = np.array(project.ensemble.classes, dtype=np.str_)
         task = make_task(x, project, seed=self.random_state)
         answers = make_answers(project, self.labels_, counts, self.bought.labels.noise_sigma)
         made = choose(task, answers, training)
@@ -188,18 +188,15 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Accuracy on labels y [B], names of classes as in `classes_`.
 
         Numbers and booleans are names where classes are named by numbers: 1, 1.0 and True are "1".
-        A label that is no class counts as wrong. Raises ValueError if none of them is a class.
+        Raises ValueError for a label that is no class.
         """
         check_is_fitted(self)
-        classes = self._project.ensemble.classes
-        labels = np.asarray(y, dtype=object).reshape(-1)
-        truth = index_classes(labels, classes)
-        if len(truth) and not (truth >= 0).any():
+        try:
+            truth = index_classes(y, self._project.ensemble.classes)
+        except ValueError as error:
             raise ValueError(
-                f"No label in y is a class of the project {self._project.name}: the first is "
-                f"{labels[0]!r}, expected names such as {list_names(list(map(repr, classes)))}. Of "
-                "indices, `classes_[y]` are the names."
-            )
+                f"y does not suit the project {self._project.name}: {error}."
+            ) from None
         right = self.student_.labels(self.predict_proba(X)) == truth
         return float(np.average(right, weights=sample_weight))
 

@@ -19,7 +19,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from terrine_protocol.base import LISTED, fold, list_names, normalize, quote_name, quote_text
+from terrine_protocol.base import (
+    LISTED,
+    fold,
+    list_names,
+    map_class_numbers,
+    normalize,
+    quote_name,
+    quote_text,
+)
 from terrine_protocol.errors import ClippedError, DataError
 from terrine_protocol.schema import FEATURE_ROLES, Column, DateOrder, TableSchema
 from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
@@ -262,6 +270,44 @@ def class_indices(column: Column, block: RowBlock) -> NDArray[np.int64]:
         first = values[places[int(np.flatnonzero(found < 0)[0])]]
         raise _explain_unexpected(column, block, found < 0, _classes_expected(column, first))
     return found
+
+
+def index_classes(labels: Any, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Which class each label is of, [N].
+
+    labels: [N], or [N, 1], of any sequence, array or series: names of classes. They are text; a
+        number or a boolean stands for the class that is named by it: 1, 1.0 and True for "1".
+
+    Raises ValueError for the first label that names no class, as an index does where classes have
+    other names.
+    """
+    given = np.asarray(labels, dtype=object)
+    if given.ndim == 2 and given.shape[1] == 1:
+        given = given[:, 0]
+    if given.ndim != 1:
+        raise ValueError(f"labels have shape {list(given.shape)}; expected [N], a name for each")
+    known = {name: place for place, name in enumerate(classes)}
+
+    def find(label: Any) -> int:
+        place = known.get(as_text(label, known))
+        if place is not None:
+            return place
+        value = label.item() if isinstance(label, np.generic) else label
+        if not isinstance(value, int | float | Decimal) or value != value // 1:
+            return -1
+        return (map_class_numbers(classes) or {}).get(int(value), -1)
+
+    coded = CodedValues.of(given.tolist())
+    found = np.array([find(label) for label in coded.values], dtype=np.int64)[coded.places]
+    if (found < 0).any():
+        row = int(np.flatnonzero(found < 0)[0])
+        names = list_names([repr(str(name)) for name in classes])
+        raise ValueError(
+            f"label of row {row} is {given[row]!r}; expected the name of a class: {names}. Of "
+            "indices, the names are np.array(classes)[indices]"
+        )
+    indices: NDArray[np.int64] = found
+    return indices
 
 
 def _classes_expected(column: Column, found: str) -> str:

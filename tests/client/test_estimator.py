@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from decimal import Decimal
 from typing import Any, Self
 from unittest import SkipTest
 
@@ -12,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -22,7 +25,7 @@ from support.processes import seed_noise
 from support.servers import running_server
 from support.wording import refuses
 from terrine_client import Client
-from terrine_client._labels import index_classes
+from terrine_client.distill import DistillError, check_data
 from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.students.answers import Answers
@@ -32,6 +35,7 @@ from terrine_models.tables.loading import load_table
 from terrine_models.teachers.training import train_ensemble
 from terrine_protocol import Column, EnsembleRegister, TableSchema
 from terrine_server.owner.operations import register_ensemble
+from terrine_tables.columns import index_classes
 
 WIDTHS = (3, 2, 10, 4, 5, 1, 20)
 """Numbers in an input; scikit-learn's checks bring data of all of them."""
@@ -191,40 +195,96 @@ def test_true_labels_are_names_of_classes_whatever_their_type(clients: dict[str,
     two = truth < 2
     expected = float((said[two] == truth[two].astype(str)).mean())
     assert 0.85 < expected < 1
+    student, project = classifier.student_, clients["w2"].project()
+    pool = points(10, 2, 9)[0]
+
+    def measured(x: np.ndarray, labels: Any) -> tuple[float, float, float]:
+        held_out = check_data(pool, project, (x, labels))
+        assert held_out is not None
+        right = student.predict_indices(x) == held_out[1]
+        return classifier.score(x, labels), student.accuracy(x, labels), float(right.mean())
+
     for way in WAYS_TO_NAME:
-        assert classifier.score(x[two], way(truth[two])) == expected, way(truth[:3])
+        assert measured(x[two], way(truth[two])) == (expected,) * 3, way(truth[:3])
     weight = (said == truth.astype(str)).astype(float)
     assert classifier.score(x, truth, sample_weight=weight) == 1
-    some = np.where(truth < 2, truth.astype(str), "of no class")
-    assert classifier.score(x, some) == pytest.approx(expected * two.mean())
-    for absent in (["yes"] * 240, truth + 3, truth + 0.5, [None] * 240, [np.nan] * 240):
-        with refuses(ValueError, "w2", "'0'", "classes_[y]"):
-            classifier.score(x, absent)
+    one = np.where(np.arange(240) == 7, "of no class", truth.astype(str))
+    for none in (["yes"] * 240, truth + 1, truth + 0.5, [None] * 240, [np.nan] * 240, one):
+        for refuse in (classifier.score, student.accuracy):
+            with refuses(ValueError, "'0'", "np.array(classes)[indices]"):
+                refuse(x, none)
+        with refuses(DistillError, "'0'", "np.array(classes)[indices]"):
+            check_data(pool, project, (x, none))
+    with refuses(ValueError, 240, 3):
+        student.accuracy(x[:3], truth)
+    with refuses(DistillError, 240, 3):
+        check_data(pool, project, (x[:3], truth))
+
+
+def test_what_a_model_learns_from_answers_are_the_names_that_it_is_scored_by(
+    clients: dict[str, Client],
+) -> None:
+    x, truth = points(300, 2, 6)
+    for name in ("w2", "counted"):
+        bought = buy(clients[name], x, queries=200)
+        labels = bought.labels
+        model = RandomForestClassifier(min_samples_leaf=20, random_state=0)
+        model.fit(*labels.training_set(x[bought.rows]))
+        assert set(model.classes_) <= set(CLASSES)
+        assert model.score(x, truth.astype(str)) > 0.8
+    frame = labels.to_frame()
+    assert [f"count_{name}" for name in CLASSES] == list(frame.columns[3:])
+    assert set(frame["label"].dropna()) <= set(CLASSES)
 
 
 @pytest.mark.parametrize(
-    ("classes", "labels", "named", "indexed"),
+    ("classes", "labels", "named"),
     [
-        (("0", "1"), [0, 1.0, True, "1", "1.0", None, 2], [0, 1, 1, 1, 1, -1, -1], None),
-        (("1", "2"), [1, 2.0, True, "2", 0], [0, 1, 0, 1, -1], None),
-        (("5", "+7", "01"), [5, 7, 1, "+7", "7"], [0, 1, 2, 1, -1], None),
-        (("false", "true"), [False, True, "true", np.bool_(True)], [0, 1, 1, 1], None),
-        (
-            ("no", "yes"),
-            ["yes", " no ", 0, 1.0, -1, 2],
-            [1, 0, -1, -1, -1, -1],
-            [1, 0, 0, 1, -1, -1],
-        ),
-        (("caf\u00e9", "tea"), ["cafe\u0301"], [0], None),
+        (("0", "1"), [0, 1.0, True, "1", "1.0", Decimal(1)], [0, 1, 1, 1, 1, 1]),
+        (("1", "2"), [1, 2.0, True, "2", np.int8(2)], [0, 1, 0, 1, 1]),
+        (("1", "0"), [0, 1, np.True_, False], [1, 0, 0, 1]),
+        (("5", "+7", "01"), [5, 7, 1, "+7"], [0, 1, 2, 1]),
+        (("0.1", "2.5"), [0.1, np.float32(0.1), np.float16(2.5)], [0, 0, 1]),
+        (("false", "true"), [False, True, "true", np.bool_(True)], [0, 1, 1, 1]),
+        (("1", "other"), [1, "other", 1.0], [0, 1, 0]),
+        (("no", "yes"), ["yes", " no ", np.str_("yes")], [1, 0, 1]),
+        (("caf\u00e9", "tea"), ["cafe\u0301"], [0]),
     ],
 )
-def test_a_number_is_a_name_where_classes_are_named_by_numbers(
-    classes: tuple[str, ...], labels: list[Any], named: list[int], indexed: list[int] | None
+def test_a_number_is_the_name_that_it_is_written_as(
+    classes: tuple[str, ...], labels: list[Any], named: list[int]
 ) -> None:
     assert index_classes(labels, classes).tolist() == named
-    assert index_classes(labels, classes, by_index=True).tolist() == (indexed or named)
-    with refuses(ValueError, "1", "other"):
-        index_classes([7], ("1", "other"))
+    assert index_classes(np.array(labels, dtype=object)[:, None], classes).tolist() == named
+
+
+@pytest.mark.parametrize(
+    ("classes", "label"),
+    [
+        (("0", "1"), 2),
+        (("0", "1"), "2"),
+        (("0", "1"), math.inf),
+        (("0", "1"), math.nan),
+        (("0", "1"), pd.NA),
+        (("0", "1"), None),
+        (("0", "1"), 0.5),
+        (("1", "2"), 0),
+        (("5", "+7"), "7"),
+        (("no", "yes"), 0),
+        (("no", "yes"), 1.0),
+        (("no", "yes"), True),
+        (("no", "yes"), "Yes"),
+        (("1", "other"), 7),
+        (("1", "01"), "001"),
+    ],
+)
+def test_a_label_that_names_no_class_is_refused_and_not_scored(
+    classes: tuple[str, ...], label: object
+) -> None:
+    with refuses(ValueError):
+        index_classes([classes[0], label], classes)
+    with refuses(ValueError, [2, 2]):
+        index_classes([list(classes)] * 2, classes)
 
 
 def test_a_pickle_predicts_and_learns_where_no_server_is(

@@ -150,7 +150,7 @@ def test_counts_become_rows_and_weights_that_a_classifier_takes(faulty: FaultySe
     x = np.arange(16).reshape(4, 2, 2)
     made = labels.training_set(x)
     assert made.X.tolist() == [[0, 1, 2, 3]] * 2 + [[8, 9, 10, 11]] * 2
-    assert made.y.tolist() == [0, 1, 1, 2]
+    assert made.y.tolist() == ["0", "1", "1", "2"]
     assert made.sample_weight.tolist() == pytest.approx([6 * 3 / 16, 2 * 3 / 16] + [4 * 3 / 16] * 2)
     assert len(repr(made)) < 80
     with refuses(ValueError, 3, 4):
@@ -161,7 +161,7 @@ def test_labels_become_rows_of_the_same_weight(faulty: FaultyServer) -> None:
     labels = answers([{"outcome": "abstained"}, RESULT, RESULT | {"label": 0}], faulty)
     made = labels.training_set([[1.0], [2.0], [3.0]])
     assert made.X.tolist() == [[2.0], [3.0]]
-    assert made.y.tolist() == [1, 0]
+    assert made.y.tolist() == ["1", "0"]
     assert made.sample_weight.tolist() == [1, 1]
     with refuses(ValueError, "answer"):
         answers([{"outcome": "abstained"}], faulty).training_set([[1.0]])

@@ -113,7 +113,7 @@ def test_neighbours_average_noise_away(digits: Digits, tmp_path: Path) -> None:
     made = choose(Task(x, SPEC, MANY_NAMES), answers, Training("neighbours"))
     assert made.choice.chosen == "neighbours"
     assert (made.student.predict_indices(x) == truth).mean() > 0.8
-    assert made.student.accuracy(digits[0][POOL:], digits[1][POOL:]) > 0.75
+    assert (made.student.predict_indices(digits[0][POOL:]) == digits[1][POOL:]).mean() > 0.75
     made.student.save(tmp_path)
     again = Student.load(tmp_path)
     np.testing.assert_array_equal(again.probabilities(x), made.student.probabilities(x))

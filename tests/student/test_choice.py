@@ -83,7 +83,8 @@ class Income:
         self.labels[rows[answered]] = noisy.argmax(1)[answered]
 
     def accuracy(self, student: Student) -> float:
-        return student.accuracy(self.x[self.POOL :], self.truth[self.POOL :])
+        right = student.predict_indices(self.x[self.POOL :]) == self.truth[self.POOL :]
+        return float(right.mean())
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,8 @@ def test_a_student_of_a_table_learns_from_its_project_that_teachers_match_their_
     open_project(server.ledger, ProjectOpen.model_validate(terms))
     with Client(server.url, server.token(project="rows")) as client:
         assert client.project().ensemble.matches_prior
-        made = distill(client, pool, tmp_path / "student", held_out=(own, own_truth))
+        held_out = own, np.array(["no", "yes"])[own_truth]
+        made = distill(client, pool, tmp_path / "student", held_out=held_out)
     assert made.report.charges == len(pool)
     assert made.answers.matches_prior
     assert made.report.choice.threshold == made.student.model.threshold is not None

@@ -70,6 +70,7 @@ from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.schema import TableSchema
+from terrine_tables.columns import index_classes
 from terrine_tables.encoding import Frame, encode_frame
 
 
@@ -263,9 +264,17 @@ class Student:
         """The same student, described otherwise, as by another threshold."""
         return Student(self.network, self.model.model_copy(update=changed))
 
-    def accuracy(self, x: NDArray[np.generic], labels: NDArray[np.int64]) -> float:
-        """Share of inputs [B, *shape] that are classified as `labels` [B]."""
-        return float((self.predict_indices(x) == labels).mean())
+    def accuracy(self, x: NDArray[np.generic] | Frame, labels: Any) -> float:
+        """Share of inputs that are classified as `labels` [B] say, which name classes.
+
+        x: inputs [B, *shape], or a data frame as for `predict_frame`. labels: as for
+        `terrine_tables.columns.index_classes`, which raises ValueError for what is no class.
+        """
+        truth = np.array(self.model.classes)[index_classes(labels, self.model.classes)]
+        said = self.predict(x) if isinstance(x, np.ndarray) else self.predict_frame(x).names
+        if len(truth) != len(said):
+            raise ValueError(f"There are {len(truth)} labels of {len(said)} inputs.")
+        return float((said == truth).mean())
 
     def save(self, directory: Path) -> None:
         """Write `model.safetensors` and `model.json`; each replaces an existing file atomically."""

@@ -219,13 +219,12 @@ def save_labels(labels: Labels, out: Path) -> None:
         return
     columns: dict[str, list[Any]] = {
         "outcome": labels.outcomes.tolist(),
-        "label": ["" if label < 0 else label for label in labels.labels.tolist()],
-        "label_name": names.tolist(),
+        "label": names.tolist(),
         "charge": ["" if charge < 0 else charge for charge in labels.charges.tolist()],
     }
     if labels.noisy_counts is not None:
-        for label, counts in enumerate(labels.noisy_counts.T.tolist()):
-            columns[f"count_{label}"] = ["" if count == NO_COUNT else count for count in counts]
+        for name, counts in zip(labels.classes or (), labels.noisy_counts.T.tolist(), strict=True):
+            columns[f"count_{name}"] = ["" if count == NO_COUNT else count for count in counts]
     with writing(out) as file:
         sheet = CsvWriter(file)
         sheet.write_row(columns)
