@@ -3,11 +3,13 @@
     make board ARGS="adult=DIR nassCDS flights mnist=DIR debian=FILE fashion=DIR glyphs=DIR"
 
 `datasets.py` says what can be named. The product runs by its commands, `quickstart` with its
-defaults; the others by `peers/run.py`, each in the environment that has it, within a time limit.
-What fails is said, and the rest goes on. Results are added to a file, and what is in it already is
-not run again; at the end its page and picture are written:
+defaults, and with `--anyway` where that declines; one student learns from what private records
+said alone, another from the pool's labels, too. The others by `peers/run.py`, each in the
+environment that has it, within a time limit. What fails is said, and the rest goes on. Results are
+added to a file, and what is in it already is not run again; at the end its page and picture are
+written:
 
-    python benchmarks/board.py adult=DIR --peers build/board [--epsilon 0.1,0.3,1,3] [--seeds 2]
+    python benchmarks/board.py adult=DIR --peers build/board [--epsilon 0.1,0.3,1] [--seeds 3]
                                [--methods NAME,…] [--results docs/board.jsonl]
     python benchmarks/board.py --page        # write the page of the results again
 
@@ -37,8 +39,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import StratifiedKFold
 
 from commands import Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
@@ -56,7 +61,7 @@ from terrine_server.planning.first_project import default_delta
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "board.jsonl"
 """Beside it lie its page and its picture."""
-EPSILONS = (0.1, 0.3, 1.0, 3.0)
+EPSILONS = (0.03, 0.1, 0.3, 1.0, 3.0)
 LIMIT_SECONDS = 900
 """Processor seconds of one run of one method; what takes longer is said to."""
 WIDTH = 300
@@ -67,6 +72,11 @@ NO_PRIVACY_ROWS = 50_000
 SHOWN = 0.35
 """Below the best: what is drawn of AUC or accuracy."""
 PRODUCT = "terrine"
+PRODUCT_LABELS = "terrine-labels"
+PRODUCTS = {
+    PRODUCT: "**Terrine, without the pool's labels**",
+    PRODUCT_LABELS: "**Terrine, with the pool's labels**",
+}
 PUBLIC_ALONE = "public labels alone"
 NO_PRIVACY = "without privacy"
 NO_EPSILON = math.inf
@@ -86,6 +96,8 @@ class Peer:
     replaces: bool = False
     """Whether ε is for replacing a row, rather than for adding or removing one."""
     two_classes: bool = False
+    labels: bool = False
+    """Whether it learns from the pool's labels, rather than chooses by them."""
 
 
 EVERY: tuple[Kind, ...] = ("table", "pictures", "texts")
@@ -94,8 +106,11 @@ PEERS: dict[str, Peer] = {
     "diffprivlib-forest": Peer("diffprivlib, forest", ("table",)),
     "dp-ebm": Peer("interpret, DP-EBM", ("table",), two_classes=True),
     "opacus-features": Peer("Opacus, DP-SGD on public features", EVERY),
+    "opacus-warm": Peer("Opacus, DP-SGD from what the pool's labels teach", EVERY, labels=True),
+    "noisy-products": Peer("noisy X'y by hand, ridge regression", EVERY, replaces=True),
     "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
     "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
+    "synthetic-aim": Peer("smartnoise-synth, AIM and a model on it", ("table",), "synthetic"),
     "plain-pate": Peer("PATE by hand, dp-accounting", EVERY, replaces=True),
 }
 
@@ -121,6 +136,8 @@ class Result:
     tuning_seconds: float = 0.0
     settings: str = ""
     failed: str | None = None
+    declined: str | None = None
+    """What quickstart said where it opened nothing without `--anyway`."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -128,8 +145,9 @@ class Result:
         return self.data, self.seed, self.epsilon, self.method, self.reading
 
 
-Run = tuple[Result, Callable[[], dict[str, Any]]]
-"""How a result begins, and what gives the rest."""
+Found = dict[str, Any]
+Run = tuple[Sequence[Result], Callable[[], Sequence[Found]]]
+"""How results begin, and what gives the rest of each."""
 _RESULT = TypeAdapter(Result)
 
 
@@ -238,7 +256,7 @@ def read_columns(
     return columns, [np.column_stack(found) for found in raw]
 
 
-def score(found: Predicted, labels: NDArray[np.int64]) -> dict[str, Any]:
+def score(found: Predicted, labels: NDArray[np.int64]) -> Found:
     """What a result says of predictions."""
     rarest = int(np.bincount(labels).min())
     return {"tested": len(labels), "rarest": rarest, **asdict(found.scores(labels))}
@@ -250,23 +268,26 @@ def most_likely(shares: NDArray[Any]) -> Predicted:
     return Predicted(shares.argmax(1), shares[:, 1] - shares[:, 0] if two else None)
 
 
-def run_product(made: Deal, epsilon: float) -> dict[str, Any]:
-    """Open a project by commands, train a student of its answers, and judge it."""
+def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
+    """Open a project by commands, and judge a student of what it says, then one of labels, too."""
     asked = ("--public", made.files.pool.name, *made.files.options, "--epsilon", f"{epsilon:g}")
     began = _children_seconds()
-    opened = open_project(made.files.private, *asked, data=f"data-{epsilon:g}")
+    opened = open_project(made.files.private, *asked, data=f"data-{epsilon:g}", anyway=True)
+    common: Found = {"spent": (epsilon, made.delta)}
     if isinstance(opened, Refused):
-        return {"failed": f"declined: {opened.said}"}
-    with opened.serve():
-        opened.train_student()
-    spent = _children_seconds() - began
-    found = opened.predict(made.files.tested, made.private.classes)
+        return [{**common, "failed": f"declined: {opened.said}"}] * len(PRODUCTS)
+    common["declined"] = opened.declined
     way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
-    return score(found, made.tested.labels) | {
-        "seconds": spent,
-        "spent": (epsilon, made.delta),
-        "settings": " ".join(way.split()[2:]).partition(":")[0],
-    }
+    common["settings"] = " ".join(way.split()[2:]).partition(":")[0]
+    opening, found = _children_seconds() - began, list[Found]()
+    for options in ((), ("--labels", made.files.pool.name)):
+        began = _children_seconds()
+        with opened.serve():
+            opened.train_student(*options)
+        spent = opening + _children_seconds() - began
+        said = opened.predict(made.files.tested, made.private.classes)
+        found.append({**score(said, made.tested.labels), **common, "seconds": spent})
+    return found
 
 
 def _children_seconds() -> float:
@@ -277,7 +298,7 @@ def _children_seconds() -> float:
 
 def run_peer(
     name: str, made: Deal, spent: tuple[float, float], seed: int, peers: Path, *, one_each: bool
-) -> dict[str, Any]:
+) -> Found:
     """Run a method in its environment; what it says where it fails is what failed."""
     dealt = made.files.pool.with_name(f"{'people' if one_each else 'rows'}-dealt.npz")
     if not dealt.exists():
@@ -313,34 +334,56 @@ def run_peer(
     }
 
 
-def run_plain(name: str, made: Deal, seed: int) -> dict[str, Any]:
-    """Judge a model without privacy, of the private rows or of the pool's labels."""
-    data = made.public if name == PUBLIC_ALONE else made.private
+def run_plain(name: str, made: Deal, seed: int) -> Found:
+    """Judge a model without privacy, of the private rows or of the pool's labels.
+
+    Of boosting and regression, the one with less loss on held-out ones of the same rows.
+    """
+    data, at = (made.public, 1) if name == PUBLIC_ALONE else (made.private, 0)
     rows = np.random.default_rng(seed).permutation(len(data))[:NO_PRIVACY_ROWS]
-    began = time.process_time()
-    model: Any
+    began, mapped = time.process_time(), made.mapped(data.inputs[rows])
+    regression = LogisticRegression(max_iter=300)
+    tried: list[tuple[Any, NDArray[Any], NDArray[Any]]] = [
+        (regression, mapped, made.mapped(made.tested.inputs))
+    ]
     if made.kind == "table":
-        model = HistGradientBoostingClassifier(random_state=seed)
-        at = 1 if name == PUBLIC_ALONE else 0
-        x, tested = made.raw[at][rows], made.raw[2]
-    else:
-        model = LogisticRegression(max_iter=300)
-        x, tested = made.mapped(data.inputs[rows]), made.mapped(made.tested.inputs)
+        boosting = HistGradientBoostingClassifier(random_state=seed)
+        tried.append((boosting, made.raw[at][rows], made.raw[2]))
+    y = data.labels[rows]
+    if len(tried) > 1:
+        tried.sort(key=lambda each: loss_of(each[0], each[1], y))
+    model, x, tested = tried[0]
     shares = np.zeros((len(tested), len(made.private.classes)))
-    model.fit(x, data.labels[rows])
+    model.fit(x, y)
     shares[:, model.classes_] = model.predict_proba(tested)
     found = score(most_likely(shares), made.tested.labels)
-    return {**found, "seconds": time.process_time() - began}
+    chosen = "regression" if model is regression else "boosting"
+    return {**found, "settings": chosen, "seconds": time.process_time() - began}
+
+
+def loss_of(model: Any, x: NDArray[Any], y: NDArray[np.int64]) -> float:
+    """Return the logarithmic loss of a model of rows, on those that it did not see."""
+    folds = StratifiedKFold(3, shuffle=True, random_state=0)
+    losses = list[float]()
+    for learned, held in folds.split(x, y):
+        fitted = clone(model).fit(x[learned], y[learned])
+        known = np.isin(y[held], fitted.classes_)
+        shares = fitted.predict_proba(x[held][known])
+        losses.append(log_loss(y[held][known], shares, labels=fitted.classes_))
+    return float(np.mean(losses))
 
 
 def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Iterator[Run]:
-    """Yield every run on these data: how its result begins, and what gives the rest."""
+    """Yield every run on these data: how its results begin, and what gives the rest."""
     for name in (PUBLIC_ALONE, NO_PRIVACY):
-        yield Result(made.name, seed, None, name, "both"), partial(run_plain, name, made, seed)
+        yield (
+            [Result(made.name, seed, None, name, "both")],
+            partial(lambda *given: [run_plain(*given)], name, made, seed),
+        )
     grouped = made.private.groups is not None
     for epsilon in epsilons:
         yield (
-            Result(made.name, seed, epsilon, PRODUCT, "both"),
+            [Result(made.name, seed, epsilon, name, "both") for name in PRODUCTS],
             partial(run_product, made, epsilon),
         )
         for name, peer in PEERS.items():
@@ -350,9 +393,10 @@ def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Itera
             for reading in ("both",) if peer.replaces and not grouped else readings:
                 spent = spend(peer.replaces, reading, epsilon, made.delta)
                 one_each = grouped and reading == "ours"
+                run = partial(run_peer, name, made, spent, seed, peers, one_each=one_each)
                 yield (
-                    Result(made.name, seed, epsilon, name, reading),
-                    partial(run_peer, name, made, spent, seed, peers, one_each=one_each),
+                    [Result(made.name, seed, epsilon, name, reading)],
+                    partial(lambda run: [run()], run),
                 )
 
 
@@ -391,10 +435,14 @@ def cell(row: Any) -> str:
     return said if np.isnan(row.auc) else f"{said}; {row.auc:.3f} ± {row.auc_off:.3f}"
 
 
-def standing(means: pd.DataFrame) -> str:
-    """Say how the product does at one ε beside the best other, in our sense and in its own."""
-    product = means[means["method"] == PRODUCT]["main"].dropna()
-    peers = means[means["method"].isin(PEERS)].dropna(subset="main")
+def standing(means: pd.DataFrame, name: str) -> str:
+    """Say how the product does at one ε beside the best other, in our sense and in its own.
+
+    Those who learn from the pool's labels stand beside the student that does.
+    """
+    product = means[means["method"] == name]["main"].dropna()
+    allowed = [each for each, peer in PEERS.items() if name == PRODUCT_LABELS or not peer.labels]
+    peers = means[means["method"].isin(allowed)].dropna(subset="main")
     found = list[str]()
     for other_sense in ("own", "ours"):
         others = peers[peers["reading"] != other_sense]
@@ -411,11 +459,15 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
     means, heads = summarize(results), [f"ε = {epsilon:g}" for epsilon in EPSILONS]
     sets = dict.fromkeys(each.data for each in results)
     of_sets = {data: means[means["data"] == data] for data in sets}
-    first = [
-        [data, *(standing(own[own["epsilon"] == each]) for each in EPSILONS)]
-        for data, own in of_sets.items()
-    ]
-    yield table(["", *heads], first)
+    for name, title in PRODUCTS.items():
+        first = [
+            [data, *(standing(own[own["epsilon"] == each], name) for each in EPSILONS)]
+            for data, own in of_sets.items()
+        ]
+        yield from (table([title, *heads], first), "")
+    declined = [f"{each.data} at ε = {each.epsilon:g}" for each in results if each.declined]
+    if declined:
+        yield f"Quickstart declined without `--anyway`: {'; '.join(sorted(set(declined)))}."
     for data, own in of_sets.items():
         epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
         delta = max(each.spent[1] for each in results if each.data == data)
@@ -424,7 +476,7 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
         seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
         lines = []
-        for method, reading in itertools.product((PRODUCT, *PEERS), ("both", "ours", "own")):
+        for method, reading in itertools.product((*PRODUCTS, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
             if rows.empty:
                 continue
@@ -432,7 +484,7 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
             ratio = (rows.set_index("epsilon")["seconds"] / seconds).median()
             took = f"{rows['seconds'].median():.1f} s"
             took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
-            title = PEERS[method].title if method in PEERS else "**Terrine, quickstart**"
+            title = PEERS[method].title if method in PEERS else PRODUCTS[method]
             title += ", *in its own sense*" if reading == "own" else ""
             lines.append([title, *(cells.get(each, "") for each in epsilons), took])
         yield table(["", *(f"ε = {each:g}" for each in epsilons), "processor"], lines)
@@ -444,11 +496,13 @@ def draw(results: Sequence[Result], path: Path) -> None:
     means, panels = means.dropna(subset="main"), list[Panel]()
     for data in dict.fromkeys(each.data for each in results):
         own, curves = means[means["data"] == data], list[Curve]()
-        ranked = own[own["method"].isin([PRODUCT, *PEERS])]
-        for colour, method in enumerate((PRODUCT, *PEERS)):
+        ranked = own[own["method"].isin([*PRODUCTS, *PEERS])]
+        for colour, method in enumerate((*PRODUCTS, *PEERS)):
             if (rows := ranked[ranked["method"] == method]).empty:
                 continue
-            title, style = ("Terrine", "o-") if method == PRODUCT else (PEERS[method].title, "x--")
+            ours = method in PRODUCTS
+            title = PRODUCTS[method].strip("*") if ours else PEERS[method].title
+            style = "o-" if ours else "x--"
             curves.append(Curve(title, rows["epsilon"], rows["main"], style, colour))
         what = "AUC" if ranked["auc"].notna().any() else "accuracy"
         lowest = max(ranked["main"].min(), ranked["main"].max() - SHOWN)
@@ -472,7 +526,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*", help="NAME or NAME=PATH, as datasets.py lists them")
     parser.add_argument("--peers", type=Path, default=HERE.parent / "build" / "board")
     parser.add_argument("--epsilon", type=lambda text: tuple(map(float, text.split(","))))
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", type=lambda text: text.split(","), help="no others")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", action="store_true", help="write the page alone")
@@ -487,16 +541,19 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="board-") as place:
                 made = deal(name, source, seed, Path(place))
                 for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers):
-                    if begun.key in known or (given.methods and begun.method not in given.methods):
+                    wanted = [not given.methods or each.method in given.methods for each in begun]
+                    if not any(wanted) or all(each.key in known for each in begun):
                         continue
                     try:
-                        result = replace(begun, **run())
+                        found = run()
                     except Exception as error:  # one method's failure must not end all others
-                        result = replace(begun, failed=f"{type(error).__name__}: {error}"[:500])
-                    line = json.dumps(asdict(result), ensure_ascii=False)
-                    with given.results.open("a", encoding="utf-8") as file:
-                        file.write(line + "\n")
-                    print(line, flush=True)
+                        failed = {"failed": f"{type(error).__name__}: {error}"[:500]}
+                        found = [failed] * len(begun)
+                    for each, rest in zip(begun, found, strict=True):
+                        line = json.dumps(asdict(replace(each, **rest)), ensure_ascii=False)
+                        with given.results.open("a", encoding="utf-8") as file:
+                            file.write(line + "\n")
+                        print(line, flush=True)
     write_page(read_results(given.results), given.results.with_suffix(".md"))
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -74,6 +74,8 @@ class Opened:
     token: str
     train: tuple[str, ...]
     """The student's command."""
+    declined: str | None = None
+    """What it said where it opens nothing without `--anyway`."""
 
     @contextmanager
     def serve(self) -> Iterator[None]:
@@ -81,8 +83,11 @@ class Opened:
         with served(self.place / f"{self.data}.log", self.url, self.variables):
             yield
 
-    def train_student(self) -> float:
-        """Train a student of what is served, and return the seconds that it took."""
+    def train_student(self, *options: str) -> float:
+        """Train a student of what is served, and return the seconds that it took.
+
+        Over one that is there already.
+        """
         began = time.monotonic()
         asked = {"TERRINE_URL": self.url, "TERRINE_TOKEN": self.token}
         out = ("--out", f"{self.data}-student")
@@ -109,8 +114,21 @@ class Refused:
     said: str
 
 
-def open_project(private: Path, *options: str, data: str = "data") -> Opened | Refused:
-    """Run `terrine quickstart` on a file, in its directory. Raises CommandError."""
+def open_project(
+    private: Path, *options: str, data: str = "data", anyway: bool = False
+) -> Opened | Refused:
+    """Run `terrine quickstart` on a file, in its directory. Raises CommandError.
+
+    anyway: where it declines, open the project with `--anyway`.
+    """
+    opened = _open_project(private, *options, data=data)
+    if not anyway or isinstance(opened, Opened):
+        return opened
+    again = _open_project(private, *options, "--anyway", data=f"{data}-anyway")
+    return replace(again, declined=opened.said) if isinstance(again, Opened) else again
+
+
+def _open_project(private: Path, *options: str, data: str) -> Opened | Refused:
     place = private.parent
     variables = {"TERRINE_DATA_DIR": str(place / data), "TERRINE_PORT": str(free_port())}
     began = time.monotonic()

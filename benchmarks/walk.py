@@ -1,16 +1,17 @@
 """From a file to a student by `terrine quickstart --yes` and `terrine student train`, as a user.
 
 Each with its defaults, on data that nothing was tuned on, once for each seed, which deals the rows
-anew. Printed beside the student: what was forecast, the largest class alone, plain models on the
-same answers, and models without privacy.
+anew. Printed beside the student: what was forecast, a student of the pool's labels, too, the
+largest class alone, plain models on the same answers, and models without privacy.
 
     python benchmarks/walk.py --corpus [--out walk.jsonl]
     python benchmarks/walk.py flights letter adult=DIR fashion=DIR [--seeds 5] [--epsilon 1]
     python benchmarks/walk.py debian=FILE tweets
 
 The data are those of `datasets.py`; --corpus: its tables and pictures that nothing was tuned on.
-At the end it says whether they meet the bars. Where quickstart declines, that is said; what fails
-is said, and the others go on. With --out, what is in the file already is not walked again.
+At the end it says whether they meet the bars. Where quickstart declines, that is said, and the walk
+goes on with `--anyway`; what fails is said, and the others go on. With --out, what is in the file
+already is not walked again.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from board import loss_of
 from commands import CommandError, Predicted, Refused, Scores, open_project
 from datasets import CORPUS, DealtFiles, find_sources
 from terrine_client import Client, Labels
+from terrine_experiments.page import table
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.tables.loading import read_schema
 from terrine_tables.columns import index_classes
@@ -51,7 +54,9 @@ MOST_BOOSTED = 200
 """Features of an input from which boosting is not tried."""
 BOOTSTRAPS = 200
 """Draws of the tested rows for the standard error of an AUC."""
+SUMS = "sums"
 WAYS = {
+    SUMS: "sums",
     "neighbours": "neighbours:",
     "confident answers": "and else nothing",
     "teachers": "teachers",
@@ -102,23 +107,30 @@ class Walk:
     exhausted: int
     """Of these, rows near which people were used up: free, without a label."""
     student: Scores
+    with_labels: Scores
+    """A student of the same project and of the pool's labels."""
     above_chance: bool
     """Whether the student is better than a guess, by two points and two standard errors."""
     majority: Scores
     plain: dict[str, Scores]
-    """Models on the same answers, as `Labels.training_set` gives them, by name."""
+    """Models on the same answers, as `Labels.training_set` gives them, by name.
+
+    None of sums, whose answers are a student's own.
+    """
     leads: dict[str, Lead]
     """Of each of these."""
     logistic: Scores
     public: Scores
     seconds_until_open: float
     seconds_of_student: float
+    declined: str | None = None
+    """What quickstart said where it opened nothing without `--anyway`."""
     outcome: Literal["opened"] = "opened"
 
 
 @dataclass(frozen=True)
 class Declined:
-    """What quickstart said where it opened nothing, and what could have been learned."""
+    """What quickstart said where it opened nothing even so, and what could have been learned."""
 
     data: str
     seed: int
@@ -174,9 +186,9 @@ def main(
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
-    declined = sum(isinstance(each, Declined) for each in ended)
-    print("\n".join(["", *table(ended), ""]))
-    print(f"opened {len(ended) - declined}, declined {declined}, failed {len(failed)}")
+    declined = sum(isinstance(each, Declined) or each.declined is not None for each in ended)
+    print(f"\n{results(ended)}\n")
+    print(f"walked {len(ended)}, of these declined {declined}; failed {len(failed)}")
     print("\n".join(map(str, bars(ended, failed))))
 
 
@@ -189,26 +201,30 @@ def read_ended(path: Path, epsilon: float) -> dict[tuple[str, int], Ended]:
     return {(each.data, each.seed): each for each in found if each.epsilon == epsilon}
 
 
-def table(ended: Sequence[Ended]) -> Iterator[str]:
-    """Yield a line for each walk."""
-    yield (
-        f"{'':15} {'way':17} {'promised':>13} {'got':>6}  {'balanced':>13} {'got':>6} {'AUC':>6} "
-        f"{'ridge':>6} {'boost':>6} {'pool':>6}"
-    )
-    for each in ended:
-        if isinstance(each, Declined):
-            yield f"{each.data:15} declined; {each.public} on the pool's labels"
-            continue
-        plain = " ".join(
-            f"{each.plain[name].accuracy:6.1%}" if name in each.plain else f"{'':6}"
-            for name in (RIDGE, BOOSTING)
-        )
-        auc = "" if each.student.auc is None else f"{each.student.auc:.3f}"
-        yield (
-            f"{each.data:15} {each.way:17} {_range(each.range):>13} {each.student.accuracy:6.1%}  "
-            f"{_range(each.balanced_range):>13} {each.student.balanced:6.1%} {auc:>6} {plain} "
-            f"{each.public.accuracy:6.1%}"
-        )
+def results(ended: Sequence[Ended]) -> str:
+    """Return a table of Markdown, with a line for each walk."""
+    heads = ("", "chosen", "promised", "student", "with the pool's labels", "these alone")
+    rows = [list(_cells(each)) for each in ended]
+    return table([*heads, "largest class", "opened without being asked twice"], rows)
+
+
+def _cells(each: Ended) -> Iterator[str]:
+    yield each.data
+    if isinstance(each, Declined):
+        yield from ("–", "", "", "")
+    else:
+        yield each.way
+        ranges = [_range(found) for found in (each.range, each.balanced_range)]
+        yield "; ".join(filter(None, ranges))
+        yield from (_brief(each.student), _brief(each.with_labels))
+    yield from (_brief(each.public), f"{each.majority.accuracy:.1%}")
+    yield "declined" if isinstance(each, Declined) or each.declined else "yes"
+
+
+def _brief(scores: Scores) -> str:
+    """Accuracy; balanced accuracy; AUC."""
+    auc = "" if scores.auc is None else f"; {scores.auc:.3f}"
+    return f"{scores.accuracy:.1%}; {scores.balanced:.1%}{auc}"
 
 
 @dataclass(frozen=True)
@@ -256,7 +272,7 @@ def _range(between: tuple[float, float] | None) -> str:
 def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     """Do what a user would, and judge the student on the tested rows."""
     asked = ("--public", made.pool.name, *made.options, "--epsilon", f"{epsilon:g}")
-    opened = open_project(made.private, *asked)
+    opened = open_project(made.private, *asked, anyway=True)
     written = next(made.private.parent.glob("*-schema.json"), None)
     private, pool, tested = made.read(None if written is None else read_schema(written))
     largest = Predicted(np.full(len(tested), np.bincount(private.labels).argmax()))
@@ -266,36 +282,42 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
         "epsilon": epsilon,
         "majority": largest.scores(tested.labels),
         "logistic": _judged(_linear(), *_some(private, seed), tested).scores(tested.labels),
-        "public": _judged(_linear(), *_some(pool, seed), tested).scores(tested.labels),
+        "public": _judged(_best(pool), pool.inputs, pool.labels, tested).scores(tested.labels),
     }
     if isinstance(opened, Refused):
         return Declined(**common, said=opened.said)
     with opened.serve():
         learning = opened.train_student()
+        own = opened.predict(made.tested, tested.classes)
+        opened.train_student("--labels", made.pool.name)
+        labelled = opened.predict(made.tested, tested.classes)
         with Client(opened.url, opened.token) as client:
             answers = client.label(pool.inputs)
-    forecast, way = (_line(opened.said, heading) for heading in ("It buys", "By what"))
+    forecast, words = (_line(opened.said, heading) for heading in ("It buys", "By what"))
+    way = next(name for name, known in WAYS.items() if known in words)
     certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
-    if certain is None:
+    if certain is None and way != SUMS:
         raise CommandError(f"quickstart did not say what is certain:\n{opened.said}")
     outcomes, numbers = np.array(answers.outcomes), number_distinct_rows(pool.inputs)
     answered = numbers[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
-    own, plain = opened.predict(made.tested, tested.classes), _plain(answers, pool, tested)
+    plain = {} if way == SUMS else _plain(answers, pool, tested)
     return Walk(
         **common,
-        way=next(name for name, words in WAYS.items() if words in way),
+        way=way,
         forecast=forecast,
         range=_between(r"right on", forecast),
         balanced_range=_between(r"balanced accuracy", forecast),
-        promised=int(certain[1].replace(",", "")),
+        promised=0 if certain is None else int(certain[1].replace(",", "")),
         answered=len(np.unique(answered)),
         exhausted=len(np.unique(numbers[outcomes == "exhausted"])),
         student=own.scores(tested.labels),
+        with_labels=labelled.scores(tested.labels),
         above_chance=is_above_chance(own, tested.labels),
         plain={name: found.scores(tested.labels) for name, found in plain.items()},
         leads={name: lead_of(found, own, tested.labels) for name, found in plain.items()},
         seconds_until_open=opened.seconds,
         seconds_of_student=learning,
+        declined=opened.declined,
     )
 
 
@@ -371,6 +393,14 @@ def _some(data: Dataset, seed: int) -> tuple[NDArray[np.generic], NDArray[np.int
 
 def _linear() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+
+
+def _best(pool: Dataset) -> Any:
+    """The better of regression and boosting for the pool's labels, by held-out ones."""
+    if int(np.prod(pool.spec.shape)) > MOST_BOOSTED:
+        return _linear()
+    models = (_linear(), make_pipeline(HistGradientBoostingClassifier(random_state=0)))
+    return min(models, key=lambda model: loss_of(model, _flat(pool.inputs), pool.labels))
 
 
 def _judged(

@@ -18,13 +18,16 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.feature_selection import SelectKBest, f_classif
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import roc_auc_score
 
 Floats = NDArray[np.floating[Any]]
@@ -36,6 +39,10 @@ MOST_BOOSTED = 200
 """Features of an input from which boosting is not tried."""
 CLIPPED = 0.95
 """Share of the public rows that are shorter than the length to which rows are clipped."""
+UNKNOWN_CLASS = -5.0
+"""Bias of a class that no public row has."""
+MODEL_MEGABYTES = 1
+"""Of AIM's model of the records, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +81,19 @@ class Task:
     seed: int
     ratio: float = 1.0
 
-    def rehearsal(self) -> Task:
-        """The same on public rows: half of them for the private ones, the other half to test."""
-        order = np.random.default_rng(self.seed).permutation(len(self.public))
-        private, tested = (self.public.at(rows) for rows in np.array_split(order, 2))
+    def rehearsal(self, draw: int = 0, *, warm: bool = False) -> Task:
+        """The same on public rows: half of them for the private ones, the other half to test.
+
+        warm: where labels of public rows are learned from, too; a third each, and these are what
+        is public then.
+        """
+        random = np.random.default_rng((self.seed, draw) if draw else self.seed)
+        parts = np.array_split(random.permutation(len(self.public)), 3 if warm else 2)
+        private, tested, *rest = (self.public.at(rows) for rows in parts)
         ratio = len(self.private) / len(private)
-        return replace(self, private=private, tested=tested, ratio=ratio)
+        public = rest[0] if warm else self.public
+        seed = self.seed + draw
+        return replace(self, private=private, tested=tested, public=public, ratio=ratio, seed=seed)
 
 
 Method = Callable[[Task, Settings], Floats]
@@ -94,33 +108,54 @@ def judge(scores: Floats, labels: Ints) -> float:
     return (right + float(roc_auc_score(labels, scores[:, 1] - scores[:, 0]))) / 2
 
 
-def tune(method: Method, task: Task, grid: Sequence[Settings]) -> Settings:
-    """Return the settings that do best on public rows."""
-    rehearsal, best = task.rehearsal(), (-1.0, grid[0])
-    for settings in grid if len(grid) > 1 else ():
+def tune(peer: Peer, task: Task) -> Settings:
+    """Return the settings that do best on public rows, in the mean of the peer's rehearsals."""
+    rehearsals = [task.rehearsal(draw, warm=peer.warm) for draw in range(peer.rehearsals)]
+    best = (-1.0, peer.grid[0])
+    for settings in peer.grid if len(peer.grid) > 1 else ():
         try:
-            found = judge(method(rehearsal, settings), rehearsal.tested.labels)
+            found = [judge(peer.method(each, settings), each.tested.labels) for each in rehearsals]
         except ValueError:  # such as too few rows for so many trees: not a setting to choose
             continue
-        best = max(best, (found, settings), key=lambda pair: pair[0])
+        best = max(best, (float(np.mean(found)), settings), key=lambda pair: pair[0])
     return best[1]
 
 
-def _scaled(task: Task, kind: str) -> tuple[Floats, Floats]:
-    """Private and tested rows around the public mean, most of them of length at most 1."""
-    public, private, tested = (
-        getattr(part, kind) for part in (task.public, task.private, task.tested)
-    )
+def _scaled(task: Task, kind: str) -> tuple[Floats, Floats, Floats]:
+    """Private, tested and public rows around the public mean, most of length at most 1."""
+    public, private, tested = _rows(task, kind)
     middle = public.mean(0)
     length = max(float(np.quantile(np.linalg.norm(public - middle, axis=1), CLIPPED)), 1e-9)
-    return (private - middle) / length, (tested - middle) / length
+    return (private - middle) / length, (tested - middle) / length, (public - middle) / length
+
+
+def _rows(task: Task, kind: str) -> tuple[Floats, Floats, Floats]:
+    """Public, private and tested rows of a kind.
+
+    `inputs` or `features`; `whitened-N`: the N main directions of the public rows' features, each
+    of variance 1 there; `chosen-N`: the N features that tell the public labels apart best.
+    """
+    parts = (task.public, task.private, task.tested)
+    name, _, width = kind.partition("-")
+    if not width:
+        public, private, tested = (getattr(part, kind) for part in parts)
+        return public, private, tested
+    model: Any
+    if name == "whitened":
+        most = min(int(width), *task.public.features.shape)
+        model = PCA(most, whiten=True, svd_solver="full").fit(task.public.features)
+    else:
+        most = min(int(width), task.public.features.shape[1])
+        model = SelectKBest(f_classif, k=most).fit(task.public.features, task.public.labels)
+    public, private, tested = (model.transform(part.features) for part in parts)
+    return public, private, tested
 
 
 def diffprivlib_logistic(task: Task, settings: Settings) -> Floats:
     """Objective perturbation; of more than two classes, one against the rest."""
     from diffprivlib.models import LogisticRegression as Private
 
-    x, tested = _scaled(task, settings["rows"])
+    x, tested, _ = _scaled(task, settings["rows"])
     model = Private(
         epsilon=task.epsilon * task.ratio,
         data_norm=1.0,
@@ -188,7 +223,7 @@ def opacus_features(task: Task, settings: Settings) -> Floats:
     """DP-SGD of a linear model, or of one hidden layer, on public features."""
     import torch
 
-    x, tested = _scaled(task, settings["rows"])
+    x, tested, _ = _scaled(task, settings["rows"])
     hidden = settings["hidden"]
     torch.manual_seed(task.seed)
     last = torch.nn.Linear(hidden or x.shape[1], task.classes)
@@ -196,6 +231,65 @@ def opacus_features(task: Task, settings: Settings) -> Floats:
     if not hidden:
         torch.nn.init.zeros_(last.weight)
     return _dp_sgd(torch.nn.Sequential(*first, last), x, tested, task, settings)
+
+
+def opacus_warm(task: Task, settings: Settings) -> Floats:
+    """DP-SGD of a linear model that begins with what the labels of the public rows teach."""
+    import torch
+
+    x, tested, public = _scaled(task, settings["rows"])
+    # As strong as public rows themselves ask for, which costs no privacy.
+    fitted = LogisticRegressionCV(Cs=np.logspace(-1, 4, 6), cv=3, max_iter=300)
+    fitted.fit(public, task.public.labels)
+    own = np.atleast_2d(np.column_stack([fitted.coef_, fitted.intercept_]))
+    own = np.concatenate([-own, own]) / 2 if len(own) == 1 else own
+    last = torch.nn.Linear(x.shape[1], task.classes)
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.fill_(UNKNOWN_CLASS)
+        last.weight[fitted.classes_] = torch.from_numpy(own[:, :-1].astype(np.float32))
+        last.bias[fitted.classes_] = torch.from_numpy(own[:, -1].astype(np.float32))
+    torch.manual_seed(task.seed)
+    return _dp_sgd(torch.nn.Sequential(last), x, tested, task, settings)
+
+
+def noisy_products(task: Task, settings: Settings) -> Floats:
+    """Ridge regression of the classes: noisy X'y of the private rows, X'X of the public ones.
+
+    Sufficient statistics are perturbed (Foulds et al., UAI 2016; Wang, UAI 2018), and the one that
+    needs no labels is that of public rows (as in arXiv 2508.18037, which whitens by it). Who
+    replaces a record moves X'y by at most twice the longest row, whatever its class; the Gaussian
+    noise is that which dp-accounting gives.
+    """
+    x, tested, public = _scaled(task, settings["rows"])
+    x, tested, public = (
+        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1)
+        for rows in (x, tested, public)
+    )
+    multiplier = _gaussian_multiplier(task.epsilon, task.delta)
+    targets, own = (_targets(part.labels, task.classes) for part in (task.private, task.public))
+    products = x.T @ targets
+    noise = np.random.default_rng(task.seed).normal(0, 2 * multiplier / task.ratio, products.shape)
+    products = (products + noise) / len(x)
+    covariance = public.T @ public / len(public)
+    strength = settings["ridge"] * np.trace(covariance) / len(covariance)
+    beta = np.linalg.solve(covariance + strength * np.eye(len(covariance)), products)
+    scores = tested @ beta + own.mean(0)
+    return np.concatenate([-scores, scores], axis=1) if task.classes == 2 else scores
+
+
+@cache
+def _gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """Standard deviation of noise for a sensitivity of 1."""
+    from dp_accounting import GaussianDpEvent, calibrate_dp_mechanism
+    from dp_accounting.pld import PLDAccountant
+
+    return float(calibrate_dp_mechanism(PLDAccountant, GaussianDpEvent, epsilon, delta, tol=1e-3))
+
+
+def _targets(labels: Ints, classes: int) -> Floats:
+    """Of two classes −1 and 1 [N, 1]; of more, a column for each [N, classes]."""
+    return 2.0 * (labels[:, None] == 1) - 1 if classes == 2 else np.eye(classes)[labels]
 
 
 def opacus_network(task: Task, settings: Settings) -> Floats:
@@ -256,10 +350,26 @@ def _dp_sgd(model: Any, x: Floats, tested: Floats, task: Task, settings: Setting
         return torch.cat([model(block).softmax(1) for block in blocks]).numpy()
 
 
-def synthetic_records(task: Task, settings: Settings) -> Floats:
-    """Records drawn by MST (McKenna et al., JPC 2021), and the better of two models on them."""
-    import pandas as pd
+def mst_records(task: Task, settings: Settings) -> Floats:
+    """Records drawn by MST (McKenna et al., JPC 2021)."""
     from snsynth.mst import MSTSynthesizer
+
+    return _of_records(task, MSTSynthesizer(epsilon=task.epsilon, delta=task.delta))
+
+
+def aim_records(task: Task, settings: Settings) -> Floats:
+    """Records drawn by AIM (McKenna et al., PVLDB 2022), with a cap on the size of its model."""
+    from snsynth.aim import AIMSynthesizer
+
+    synthesizer = AIMSynthesizer(
+        epsilon=task.epsilon, delta=task.delta, max_model_size=MODEL_MEGABYTES
+    )
+    return _of_records(task, synthesizer)
+
+
+def _of_records(task: Task, synthesizer: Any) -> Floats:
+    """Draw records, and score tested rows by the better of two models on them."""
+    import pandas as pd
     from snsynth.transform import LabelTransformer
     from snsynth.transform.table import TableTransformer
 
@@ -273,9 +383,8 @@ def synthetic_records(task: Task, settings: Settings) -> Floats:
     transformer.fit(domain)
     private = pd.DataFrame(np.column_stack([coded[0], task.private.labels]), columns=names)
     np.random.seed(task.seed)
-    made = MSTSynthesizer(epsilon=task.epsilon, delta=task.delta)
-    made.fit(private, transformer=transformer)
-    drawn = pd.DataFrame(made.sample(len(private)), columns=names).to_numpy(np.int64)
+    synthesizer.fit(private, transformer=transformer)
+    drawn = pd.DataFrame(synthesizer.sample(len(private)), columns=names).to_numpy(np.int64)
     x, y = drawn[:, :-1], drawn[:, -1]
     if len(np.unique(y)) < 2:
         return np.tile(np.bincount(y, minlength=task.classes) / len(y), (len(task.tested), 1))
@@ -362,12 +471,32 @@ _NETWORK: tuple[Settings, ...] = tuple(
     {"rate": rate, "epochs": epochs, "share": share, "clip": clip}
     for rate, epochs, share, clip in ((0.1, 10, 0.01, 1.0), (0.5, 10, 0.02, 0.3))
 )
-METHODS: dict[str, tuple[Method, tuple[Settings, ...]]] = {
-    "diffprivlib-logistic": (
+_SHORT = tuple(f"{name}-{width}" for name in ("whitened", "chosen") for width in (8, 16, 32))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A method, and settings of which the first are those of its documentation."""
+
+    method: Method
+    grid: tuple[Settings, ...] = ({},)
+    rehearsals: int = 1
+    """Over which settings are judged: noise alone should not choose."""
+    warm: bool = False
+    """Whether it learns from labels of public rows."""
+
+
+METHODS: dict[str, Peer] = {
+    "diffprivlib-logistic": Peer(
         diffprivlib_logistic,
-        tuple({"rows": rows, "C": c} for rows in ("inputs", "features") for c in (1.0, 0.01)),
+        tuple(
+            {"rows": rows, "C": c}
+            for rows in ("inputs", "features", *_SHORT)
+            for c in (1.0, 0.1, 0.01)
+        ),
+        rehearsals=4,
     ),
-    "diffprivlib-forest": (
+    "diffprivlib-forest": Peer(
         diffprivlib_forest,
         tuple(
             {"rows": rows, "trees": trees, "depth": depth}
@@ -380,18 +509,50 @@ METHODS: dict[str, tuple[Method, tuple[Settings, ...]]] = {
             )
         ),
     ),
-    "dp-ebm": (
+    "dp-ebm": Peer(
         dp_ebm,
-        (
-            {"rounds": 300, "bins": 32, "rate": 0.01},
-            {"rounds": 100, "bins": 32, "rate": 0.02},
-            {"rounds": 30, "bins": 16, "rate": 0.1},
+        tuple(
+            {"rounds": rounds, "bins": bins, "rate": rate}
+            for rounds, bins, rate in (
+                (300, 32, 0.01),
+                (100, 32, 0.02),
+                (30, 16, 0.1),
+                (10, 16, 0.3),
+                (3, 16, 0.5),
+                (1, 16, 1.0),
+                (3, 8, 0.5),
+            )
         ),
+        rehearsals=3,
     ),
-    "opacus-features": (opacus_features, _FEATURES),
-    "opacus-network": (opacus_network, _NETWORK),
-    "synthetic-mst": (synthetic_records, ({},)),
-    "plain-pate": (
+    "opacus-features": Peer(opacus_features, _FEATURES),
+    "opacus-warm": Peer(
+        opacus_warm,
+        tuple(
+            {"rows": rows, "rate": rate, "epochs": 10, "share": 0.2, "clip": 1.0}
+            for rows, rate in (
+                ("features", 0.5),
+                ("features", 0.1),
+                ("features", 0.02),
+                ("whitened-16", 0.1),
+                ("whitened-16", 0.02),
+            )
+        ),
+        warm=True,
+    ),
+    "opacus-network": Peer(opacus_network, _NETWORK),
+    "noisy-products": Peer(
+        noisy_products,
+        tuple(
+            {"rows": rows, "ridge": ridge}
+            for rows in ("features", "whitened-16", "whitened-32", "chosen-16")
+            for ridge in (0.1, 0.01, 1.0, 10.0)
+        ),
+        rehearsals=4,
+    ),
+    "synthetic-mst": Peer(mst_records),
+    "synthetic-aim": Peer(aim_records),
+    "plain-pate": Peer(
         plain_pate,
         tuple(
             {"teachers": teachers, "asked": asked}
@@ -400,7 +561,6 @@ METHODS: dict[str, tuple[Method, tuple[Settings, ...]]] = {
         ),
     ),
 }
-"""By name: the method, and settings of which the first are those of its documentation."""
 
 
 def load(path: Path, epsilon: float, delta: float, seed: int) -> Task:
@@ -431,11 +591,11 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     task = load(given.dealt, given.epsilon, given.delta, given.seed)
-    method, grid = METHODS[given.name]
+    peer = METHODS[given.name]
     began = time.process_time()
-    settings = tune(method, task, grid)
+    settings = tune(peer, task)
     chosen = time.process_time()
-    scores = method(task, settings)
+    scores = peer.method(task, settings)
     about = {
         "settings": dict(settings),
         "tuning_seconds": chosen - began,

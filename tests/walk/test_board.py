@@ -15,6 +15,8 @@ from scipy.stats import norm
 import board
 from board import (
     PRODUCT,
+    PRODUCT_LABELS,
+    PUBLIC_ALONE,
     Deal,
     Result,
     cell,
@@ -22,7 +24,9 @@ from board import (
     read_columns,
     read_results,
     run_peer,
+    run_plain,
     spend,
+    standing,
     summarize,
 )
 from datasets import TableSource
@@ -83,6 +87,27 @@ def test_an_interval_covers_the_tested_rows_and_the_seeds() -> None:
     off = summarize(found).set_index("method")["accuracy_off"]
     assert off[PRODUCT] == pytest.approx(2 * (0.16 / 800) ** 0.5)
     assert off["plain-pate"] == pytest.approx(0.1)
+
+
+def test_who_learns_from_the_pools_labels_stands_beside_the_student_that_does() -> None:
+    found = [result(PRODUCT, 0, 0.7), result(PRODUCT_LABELS, 0, 0.9)]
+    found += [result("plain-pate", 0, 0.6), result("opacus-warm", 0, 0.8)]
+    means = summarize(found)
+    title = board.PEERS["opacus-warm"].title
+    alone, beside = standing(means, PRODUCT), standing(means, PRODUCT_LABELS)
+    assert "+10.0" in alone
+    assert title not in alone
+    assert f"+10.0 ({title})" in beside
+
+
+def test_the_pools_labels_alone_are_learned_by_the_better_model(tmp_path: Path) -> None:
+    """Where two numbers have the same sign, which no regression of them tells."""
+    x, y = np.random.default_rng(0).normal(size=(2, 3000)).round(3)
+    frame = pd.DataFrame({"x": x, "y": y, "same": np.where(x * y > 0, "yes", "no")})
+    made = deal("signs", TableSource("files", lambda: frame, "same"), 0, tmp_path)
+    found = run_plain(PUBLIC_ALONE, made, 0)
+    assert found["settings"] == "boosting"
+    assert found["accuracy"] > 0.9
 
 
 def test_what_failed_is_said_in_its_cell() -> None:

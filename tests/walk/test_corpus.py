@@ -10,15 +10,18 @@ import pandas as pd
 
 from commands import Predicted, Scores
 from datasets import Pictures, PictureSource, TableSource
+from support.wording import holds
 from walk import (
     BOOSTING,
     RIDGE,
+    SUMS,
     Declined,
     Lead,
     Walk,
     bars,
     is_above_chance,
     lead_of,
+    results,
 )
 
 FAIR = Scores(0.8, 0.75)
@@ -34,6 +37,7 @@ WALK = Walk(
     answered=10,
     exhausted=0,
     student=FAIR,
+    with_labels=Scores(0.9, 0.85, 0.95),
     above_chance=True,
     majority=FAIR,
     plain={RIDGE: Scores(0.7, 0.6), BOOSTING: Scores(0.8, 0.7)},
@@ -52,6 +56,17 @@ def missed_by(*ended: Walk | Declined, failed: dict[str, str] | None = None) -> 
 
 def test_all_bars_are_met_by_a_good_student_and_a_project_that_was_not_opened() -> None:
     assert all(bar.met and not bar.missed_by for bar in bars([WALK, DECLINED], {}))
+
+
+def test_a_walk_that_was_declined_first_is_in_the_table_with_its_figures() -> None:
+    asked_twice = replace(
+        WALK, declined="the pool's labels are better", way=SUMS, plain={}, leads={}
+    )
+    header, _, opened, again, declined = results([WALK, asked_twice, DECLINED]).splitlines()
+    assert {line.count("|") for line in (header, opened, again, declined)} == {9}
+    holds(again, "90.0%", "0.950", SUMS, "declined")
+    holds(declined, DECLINED.data, "declined")
+    assert "declined" not in opened
 
 
 def test_a_bar_names_who_missed_it() -> None:
