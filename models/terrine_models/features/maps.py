@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terrine_models.data.arrays import InputSpec
+from terrine_models.data.workers import side_by_side
 from terrine_models.features.arrays import Array, namespace, zeros
 from terrine_models.features.backbones import Backbone
-from terrine_models.features.bases import base_features
+from terrine_models.features.bases import BLOCK_IMAGES, base_features
 from terrine_models.features.components import project
 from terrine_models.features.projections import projection_of
 from terrine_models.storage.manifests import BACKBONE_FILE, FEATURES_FILE, FeatureSpec, save_tensors
@@ -80,6 +85,19 @@ class FeatureMap:
 
         moved = {name: as_tensor(each, device=device) for name, each in self.tensors.items()}
         return FeatureMap(self.spec, self.inputs, moved, self.backbone)
+
+
+def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> NDArray[np.float64]:
+    """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
+
+    def compute(at: int) -> NDArray[np.float32]:
+        block = np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32)
+        base = base_features(known.spec.base, block, known.inputs)
+        found: NDArray[np.float32] = known.of_base(base, skip=skip)
+        return found
+
+    found = side_by_side(compute, range(0, len(x), BLOCK_IMAGES))
+    return np.concatenate(found).astype(np.float64)
 
 
 def _fill_up(rows: Array, size: int) -> Array:

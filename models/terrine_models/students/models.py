@@ -31,7 +31,7 @@ from scipy.special import softmax
 from terrine_models.data.arrays import DataError, InputSpec, number_distinct_rows
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.arrays import unit_length
-from terrine_models.features.bases import BLOCK_IMAGES, base_features, prepare, prepared_features
+from terrine_models.features.bases import BLOCK_IMAGES, prepare, prepared_features
 from terrine_models.features.distortions import DRAWS, distorted
 from terrine_models.features.fitting import Kind, public_features
 from terrine_models.features.linear import (
@@ -42,7 +42,7 @@ from terrine_models.features.linear import (
     neighbourhood,
     similarity,
 )
-from terrine_models.features.maps import FeatureMap
+from terrine_models.features.maps import FeatureMap, compute_features
 from terrine_models.features.public import PublicData
 from terrine_models.features.views import MIN_GRAPH_POINTS, View, ViewPoints
 from terrine_models.storage.manifests import (
@@ -620,19 +620,6 @@ class Ridge(StudentMethod):
         spread = choose_spread(task, answers) if is_answered_nearby(task, answers) else None
         regression = Regression.of(task, answers.only(~rows), spread)
         return regression.probabilities(regression.features.as_new[rows])
-
-
-def compute_features(known: FeatureMap, x: NDArray[Any], skip: int = 0) -> Floats:
-    """Features [N, d] of inputs [N, *shape]; on a graph, leave out the nearest `skip` inputs."""
-
-    def compute(at: int) -> NDArray[np.float32]:
-        block = np.asarray(x[at : at + BLOCK_IMAGES], dtype=np.float32)
-        base = base_features(known.spec.base, block, known.inputs)
-        found: NDArray[np.float32] = known.of_base(base, skip=skip)
-        return found
-
-    found = side_by_side(compute, range(0, len(x), BLOCK_IMAGES))
-    return np.concatenate(found).astype(np.float64)
 
 
 LANDMARKS = 1500

@@ -1,0 +1,65 @@
+"""A student of released sums: it asks nothing, and needs no more than unlabelled rows.
+
+    student = fit_sums(released, Task(pool, spec, classes))
+
+It is a regression on public features, as other students are, and leaves as they do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from terrine_models.students.answers import Floats
+from terrine_models.students.calibration import Threshold
+from terrine_models.students.models import LinearPart, Student, Task, linear_student
+from terrine_models.sums import ReleasedSums, SumScores, fit_scores
+
+# Standard errors by which a share must differ from how often a class is said, to move the cut.
+MIN_CUT_ERRORS = 2.0
+
+
+def fit_sums(released: ReleasedSums, task: Task, threshold: Threshold = "prior") -> Student:
+    """Return a student that has the released sums on the rows of the task. Raises DataError.
+
+    threshold: as for other students; `prior` is the released share of the second of two classes,
+    among the task's rows as they are tilted.
+    """
+    found = fit_scores(released, task.x)
+    part = linear_part(released, found)
+    how: dict[str, int | float | str] = {"method": "sums", "spread": found.spread}
+    student = linear_student(task.spec, task.classes, how, [part], task.encoding)
+    cut = cut_of(released, found, student.probabilities(np.asarray(task.x)), threshold)
+    return student.with_model(threshold=cut)
+
+
+def linear_part(released: ReleasedSums, found: SumScores) -> LinearPart:
+    """The same scores on the public features as they are: centre and scale are in the weights."""
+    known = released.map
+    weights = found.weights * known.scale
+    biases = found.biases - known.centre @ weights
+    return LinearPart(known.features, weights.astype(np.float32), biases.astype(np.float32))
+
+
+def cut_of(
+    released: ReleasedSums, found: SumScores, probabilities: Floats, threshold: Threshold
+) -> float | None:
+    """Return from which probability the second of two classes is predicted; None: the likelier.
+
+    `prior`: so that among the pool's rows, as they are tilted, it is said as often as it was
+    released. Where noise leaves that open, or the likelier class is said as often, nothing is cut.
+    """
+    if threshold == "accuracy" or probabilities.shape[1] != 2:
+        return None
+    if threshold != "prior":
+        return threshold
+    share, error = float(released.prior[1]), max(released.noise, 1 / released.units)
+    second = probabilities[:, 1]
+    if not MIN_CUT_ERRORS * error < share < 1 - MIN_CUT_ERRORS * error or np.ptp(second) < 1e-9:
+        return None
+    likelier = float(found.tilt[second >= 1 / 2].sum())
+    if abs(likelier - share) <= MIN_CUT_ERRORS * error:
+        return None
+    order = np.argsort(-second, kind="stable")
+    place = int(np.searchsorted(found.tilt[order].cumsum(), share))
+    at = second[order[min(place, len(order) - 1)]]
+    return float(np.clip(at, 1e-9, 1 - 1e-9))

@@ -1,0 +1,585 @@
+"""Sums of public features, class by class: what a project may release once and then answer from.
+
+    known = SumMap.fit(spec, PublicData.declare("pool", pool), norm=1024)
+    sums = add_up(known(data.inputs), data.labels, data.groups, 2, known.norm)  # private
+    released = ReleasedSums(known, noisy, sigma=5_000.0, units=32_561, natural=pool[:4_000])
+    fitted = fit_scores(released, pool)
+    fitted.probabilities(known.places(x))
+
+Of records, a softmax regression needs nothing but Σ φ(x) ⊗ e_y over all of them: the slope of its
+loss is the mean of φ·p_W less that of φ ⊗ e_y, and the first can be had of unlabelled public rows.
+So one release, in which each person counts once, stands for any number of questions. What is
+computed of it here is post-processing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import IO, Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+from scipy.special import softmax
+
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.features.fitting import public_features
+from terrine_models.features.maps import FeatureMap, compute_features
+from terrine_models.features.public import PublicData
+from terrine_models.storage.manifests import FeatureSpec
+from terrine_models.tables.designed import NATURAL_ROWS
+from terrine_protocol.base import Record, first_problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Public features at most: of tables, and of pictures and texts.
+TABLE_WIDTH = 512
+WIDTH = 300
+# Shares of a row's length by which it is shortened until it is within the norm, rounded as it is.
+SHORTENING = 0.98
+MAX_SHORTENINGS = 60
+# Of a norm. A greater one only adds digits; of a smaller one features round to nothing.
+MIN_NORM, MAX_NORM = 16, 1024
+# Bytes of what an archive holds.
+MAX_ARCHIVE_BYTES = 1 << 30
+# By which a noisy sum may exceed the largest: never, but for one that nobody drew.
+MAX_NOISE_DEVIATIONS = 100
+
+
+class _About(Record):
+    """What an archive says of itself."""
+
+    format: Literal["terrine-sums-1"] = "terrine-sums-1"
+    input: InputSpec
+    features: FeatureSpec
+    norm: Annotated[int, Field(ge=1, le=MAX_NORM)]
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    units: Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, eq=False)
+class SumMap:
+    """A public map φ of inputs to whole numbers, of norm at most `norm`. Make one with `fit`.
+
+    Features are centred by the mean of the public rows they were fitted on, and scaled so that
+    half of these rows are shorter than `norm`; longer ones are shortened to it, and all rounded.
+    """
+
+    features: FeatureMap
+    centre: Floats
+    """[d]."""
+    scale: float
+    norm: int
+
+    @classmethod
+    def fit(cls, inputs: InputSpec, public: PublicData, norm: int = MAX_NORM) -> SumMap:
+        """The map that suits such inputs, by public rows alone. Raises DataError."""
+        public.check_fits(inputs)
+        width = TABLE_WIDTH if len(inputs.shape) == 1 and inputs.texts is None else WIDTH
+        features = public_features(inputs, public, width)
+        found = compute_features(features, public.inputs)
+        centre = found.mean(axis=0)
+        middle = float(np.median(np.linalg.norm(found - centre, axis=1)))
+        return cls(features, centre, 1 / middle if middle > 0 else 1.0, norm)
+
+    @property
+    def width(self) -> int:
+        """How many numbers, without the constant: d."""
+        return len(self.centre)
+
+    def places(self, x: NDArray[np.generic]) -> Floats:
+        """Features [N, d] of inputs [N, *shape], centred and scaled, whatever their length."""
+        return (compute_features(self.features, x) - self.centre) * self.scale
+
+    def round(self, places: Floats) -> Ints:
+        """What φ makes of `places` [N, d]: int64[N, d], each row of norm at most `norm`."""
+        lengths = np.linalg.norm(places, axis=1, keepdims=True)
+        rows = places * (self.norm / np.maximum(lengths, 1.0))
+        whole: Ints = np.rint(rows).astype(np.int64)
+        for _ in range(MAX_SHORTENINGS):  # a row of length `norm` may be longer when it is rounded
+            long = (whole**2).sum(axis=1) > self.norm**2
+            if not long.any():
+                return whole
+            rows[long] *= SHORTENING
+            whole[long] = np.rint(rows[long]).astype(np.int64)
+        whole[long] = np.trunc(rows[long]).astype(np.int64)
+        return whole
+
+    def __call__(self, x: NDArray[np.generic]) -> Ints:
+        """φ of inputs [N, *shape]: int64[N, d], each row of norm at most `norm`."""
+        return self.round(self.places(x))
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of all that the map is, as hex."""
+        spec, inputs = self.features.spec, self.features.inputs
+        digest = hashlib.sha256(spec.model_dump_json().encode() + inputs.model_dump_json().encode())
+        digest.update(f"{self.norm} {self.scale.hex()}".encode())
+        for name, each in sorted({"centre": self.centre, **self.features.tensors}.items()):
+            digest.update(f"{name} {each.dtype.str} {each.shape}".encode())
+            digest.update(np.ascontiguousarray(each).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedSums:
+    """Noisy sums and all that is needed to use them. Public, once they are paid for."""
+
+    map: SumMap
+    sums: Ints
+    """int64[d + 1, m]: of φ, class by class; the last row is how many are of a class, times the
+    norm."""
+    sigma: float
+    """Standard deviation of the noise of each number."""
+    units: int
+    """How many people gave one contribution each."""
+    natural: NDArray[Any]
+    """[P, *shape]: public rows, to see how often a class is said."""
+
+    @property
+    def classes(self) -> int:
+        """m."""
+        return int(self.sums.shape[1])
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise of a mean (`means`)."""
+        return self.sigma / (self.map.norm * self.units)
+
+    @property
+    def means(self) -> Floats:
+        """[d + 1, m]: of φ/norm and 1, over all units, those of other classes being 0."""
+        return self.sums / (self.map.norm * self.units)
+
+    @property
+    def prior(self) -> Floats:
+        """The share of each class [m], as far as noise lets it be seen; none is 0."""
+        seen = np.maximum(self.means[-1], max(self.noise, 1 / self.units) / 2)
+        shares: Floats = seen / seen.sum()
+        return shares
+
+    def to_bytes(self) -> bytes:
+        """An .npz archive; `of_bytes` reads it."""
+        about = _About(
+            input=self.map.features.inputs,
+            features=self.map.features.spec,
+            norm=self.map.norm,
+            scale=self.map.scale,
+            sigma=self.sigma,
+            units=self.units,
+        )
+        made = io.BytesIO()
+        arrays = {f"map.{name}": each for name, each in self.map.features.tensors.items()}
+        arrays |= {"sums": self.sums, "centre": self.map.centre, "natural": self.natural}
+        np.savez_compressed(
+            made, about=np.frombuffer(about.model_dump_json().encode(), np.uint8), **arrays
+        )
+        return made.getvalue()
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Self:
+        """Read such an archive. Raises DataError for anything else."""
+        arrays = _read_archive(data)
+        try:
+            about = _About.model_validate_json(arrays.pop("about").tobytes())
+            sums, centre, natural = (arrays.pop(name) for name in ("sums", "centre", "natural"))
+        except ValidationError as error:
+            raise DataError(f"These are not released sums {first_problem(error)}.") from None
+        except KeyError as error:
+            raise DataError(f"These are not released sums: {error} is missing.") from None
+        tensors = {name.removeprefix("map."): each for name, each in arrays.items()}
+        _check(about, sums, centre, natural, tensors)
+        known = FeatureMap(about.features, about.input, tensors)
+        return cls(
+            SumMap(known, centre, about.scale, about.norm), sums, about.sigma, about.units, natural
+        )
+
+
+def _check(
+    about: _About, sums: Ints, centre: Floats, natural: NDArray[Any], tensors: Mapping[str, Any]
+) -> None:
+    """Raise DataError unless all of an archive goes together."""
+    width, shape = about.features.width, about.input.shape
+    expected = {
+        "sums": (sums, "int64", (width + 1, None), 2),
+        "centre": (centre, "float64", (width,), 1),
+        "natural": (natural, about.input.dtype, (None, *shape), 1),
+    }
+    for name, (found, dtype, sizes, least) in expected.items():
+        if (
+            found.dtype != dtype
+            or found.ndim != len(sizes)
+            or any(size not in (None, own) for own, size in zip(found.shape, sizes, strict=True))
+            or min(found.shape) < least
+            or not np.isfinite(found).all()
+        ):
+            wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+            raise DataError(
+                f"These are not released sums: expected {name} as finite {dtype} [{wanted}]; found "
+                f"{found.dtype} {list(found.shape)}."
+            )
+    if len(natural) > NATURAL_ROWS:
+        raise DataError(f"Released sums hold at most {NATURAL_ROWS:,} public rows.")
+    most = about.norm * about.units + MAX_NOISE_DEVIATIONS * about.sigma
+    if max(-float(sums.min()), float(sums.max())) > most:
+        raise DataError(
+            f"These are not released sums: {about.units:,} people and noise of {about.sigma:g} "
+            f"add up to {most:,.0f} at most."
+        )
+    known = FeatureMap(about.features, about.input, tensors)
+    if about.features.backbone or known.shapes() != {n: each.shape for n, each in tensors.items()}:
+        raise DataError("These are not released sums: the public map has other arrays.")
+    if any(each.dtype.kind not in "fi" or not np.isfinite(each).all() for each in tensors.values()):
+        raise DataError("These are not released sums: the public map has what are no numbers.")
+    try:
+        of_one = compute_features(known, natural[:1])
+    except (ValueError, IndexError, TypeError):
+        of_one = np.zeros(0)
+    if of_one.shape != (1, width) or not np.isfinite(of_one).all():
+        raise DataError("These are not released sums: the public map does not take their rows.")
+
+
+def _read_archive(data: bytes) -> dict[str, NDArray[Any]]:
+    """Arrays by name. What an array says of its size is compared with what is there before it is
+    made. Raises DataError."""
+    found = dict[str, NDArray[Any]]()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > MAX_ARCHIVE_BYTES:
+                raise DataError(f"Released sums have at most {MAX_ARCHIVE_BYTES >> 20:,} MiB.")
+            for entry in entries:
+                with archive.open(entry) as file:
+                    found[entry.filename.removesuffix(".npy")] = _read_array(file, entry.file_size)
+    except (
+        ValueError, OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # fmt: skip
+        raise DataError(f"These are not released sums: {error}") from None
+    return found
+
+
+def _read_array(file: IO[bytes], size: int) -> NDArray[Any]:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        raise ValueError("an array of a later format")
+    shape, by_columns, dtype = read(file)
+    count = math.prod(shape)
+    if dtype.hasobject or count * dtype.itemsize != size - file.tell():
+        raise ValueError("an array of another size than it says")
+    flat = np.frombuffer(file.read(size), dtype, count)
+    return flat.reshape(shape, order="F" if by_columns else "C").copy()
+
+
+# How far the weights may spread, before anything is seen of them: a variance, of features of
+# length 1. What the released sums say of it is weighed against this, with `SPREAD_DOUBT` as the
+# standard deviation of its logarithm.
+USUAL_SPREAD = 1.0
+SPREAD_DOUBT = 1.5
+SPREADS = np.geomspace(1e-3, 1e3, 37)
+# The same of biases: next to anything.
+BIAS_SPREAD = 100.0
+# The same of what tilts a pool; 0 leaves it as it is.
+TILT_SPREADS = np.concatenate([[0.0], np.geomspace(1e-4, 1e4, 65)])
+# Rows of a pool at most: of more, every second, third, ….
+MAX_POOL_ROWS = 20_000
+# How often the spread is found again from what was fitted with the one before.
+ROUNDS = 3
+MAX_STEPS = 25
+MAX_CONJUGATE_STEPS = 100
+# Of a step, relative to what is to be gained.
+STEP_TOLERANCE = 1e-4
+MIN_STEP_SHARE = 1e-4
+MIN_VARIANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class SumScores:
+    """Weights [d, m] and biases [m] of scores whose softmax are the shares, on `SumMap.places`."""
+
+    weights: Floats
+    biases: Floats
+    tilt: Floats
+    """[P], how much each row of the pool counts, so that the pool is like the private rows."""
+    spread: float
+    """The variance of a weight that the sums suggest."""
+    evidence: float
+    """Logarithm of how likely the sums are; it can be compared for the same sums and pool."""
+
+    def scores(self, places: Floats) -> Floats:
+        """Scores [B, m] of places [B, d]."""
+        return places @ self.weights + self.biases
+
+    def probabilities(self, places: Floats) -> Floats:
+        """Shares [B, m] of places [B, d]."""
+        found: Floats = softmax(self.scores(places), axis=1)
+        return found
+
+
+def fit_scores(
+    released: ReleasedSums, x: NDArray[np.generic], base: Floats | None = None
+) -> SumScores:
+    """Fit scores to released sums, with unlabelled rows x [P, *shape] of anybody.
+
+    The mean of φ·p_W over rows that are weighed as the private ones are is compared with the
+    released means: its errors are their noise, and what a pool of that size and that many people
+    leave open. base: scores [P, m] of a public model on the same rows, which are corrected. Raises
+    DataError for rows of another shape.
+    """
+    if x.shape[1:] != released.map.features.inputs.shape or len(x) == 0:
+        raise DataError(
+            f"The pool has rows of shape {list(x.shape[1:])}; expected one or more rows of shape "
+            f"{list(released.map.features.inputs.shape)}."
+        )
+    every = -(-len(x) // MAX_POOL_ROWS)
+    places = released.map.places(x[::every])
+    points = released.map.round(places) / released.map.norm
+    pool = _Pool.of(places, points, released)
+    found = _Match(pool, released, None if base is None else base[::every]).fit()
+    tilt = np.zeros(len(x))
+    tilt[::every] = pool.tilt
+    return replace(found, tilt=tilt)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """Rows of a pool in the principal components of φ, centred, and a constant 1."""
+
+    points: Floats
+    """[P, d + 1]: of φ/norm."""
+    places: Floats
+    """[P, d + 1]: of what φ is before it is shortened and rounded."""
+    tilt: Floats
+    """[P]; they add up to 1."""
+    turned: Floats
+    """[d, d]: the components, in columns."""
+    centre: Floats
+    variances: Floats
+    """[d + 1], of the components; 1 for the constant."""
+
+    @classmethod
+    def of(cls, places: Floats, points: Floats, released: ReleasedSums) -> _Pool:
+        tilt = _tilt(points, released)
+        centre = tilt @ points
+        centred = points - centre
+        variances, turned = np.linalg.eigh((centred * tilt[:, None]).T @ centred)
+        one = np.ones((len(points), 1))
+        return cls(
+            np.hstack([centred @ turned, one]),
+            np.hstack([(places - centre) @ turned, one]),
+            tilt,
+            turned,
+            centre,
+            np.append(np.maximum(variances, MIN_VARIANCE), 1.0),
+        )
+
+    @property
+    def rows(self) -> float:
+        """As many rows of equal weight leave as much open."""
+        return float(1 / (self.tilt**2).sum())
+
+
+def _tilt(points: Floats, released: ReleasedSums) -> Floats:
+    """Weights [P] of a pool, ∝ exp(v·φ), whose mean of φ is the released one as far as it is known.
+
+    v is fitted as scores are, with the variance that explains the difference best: none, where
+    noise and chance do.
+    """
+    rows, size = points.shape
+    tilt, centre = np.full(rows, 1 / rows), points.mean(axis=0)
+    centred = points - centre
+    variances, turned = np.linalg.eigh(centred.T @ centred / rows)
+    variances = np.maximum(variances, MIN_VARIANCE)
+    along = centred @ turned
+    wanted = (released.means[:-1].sum(axis=1) - centre) @ turned
+    errors = released.classes * released.noise**2 + variances * (1 / released.units + 1 / rows)
+
+    def unlikely(spread: float) -> float:
+        total = errors + spread * variances**2
+        return float((np.log(total) + wanted**2 / total).sum())
+
+    spread = float(TILT_SPREADS[int(np.argmin([unlikely(each) for each in TILT_SPREADS]))])
+    if spread == 0:
+        return tilt
+
+    def weigh(v: Floats) -> tuple[float, Floats, Floats]:
+        weights: Floats = softmax(along @ v)
+        missed = weights @ along - wanted
+        return float((missed**2 / errors).sum() + (v**2).sum() / spread) / 2, weights, missed
+
+    v = np.zeros(size)
+    loss, tilt, missed = weigh(v)
+    for _ in range(MAX_STEPS):
+        around = along - tilt @ along
+        slope = (around * tilt[:, None]).T @ around
+        curvature = (slope / errors) @ slope + np.eye(size) / spread
+        step = np.linalg.solve(curvature, slope @ (missed / errors) + v / spread)
+        share = 1.0
+        while share > MIN_STEP_SHARE:
+            next_loss, next_tilt, next_missed = weigh(v - share * step)
+            if next_loss < loss:
+                break
+            share /= 2
+        else:
+            break
+        done = loss - next_loss < STEP_TOLERANCE * loss
+        v, loss, tilt, missed = v - share * step, next_loss, next_tilt, next_missed
+        if done:
+            break
+    return tilt
+
+
+class _Match:
+    """Weights W [d + 1, m] of the components with which a pool has the released means.
+
+    The error of the means of component k has the covariance ζ²·I + λ_k·Q over classes: ζ is the
+    noise, λ_k the component's variance, and Q/λ what the private people and the pool leave open,
+    diag(π)/N + E[p pᵀ]/P. By Gauss and Newton, each step by conjugate gradients.
+    """
+
+    def __init__(self, pool: _Pool, released: ReleasedSums, base: Floats | None) -> None:
+        self.pool, self.released = pool, released
+        self.base = np.zeros((len(pool.tilt), released.classes)) if base is None else base
+        means, prior = released.means, released.prior
+        about = (means[:-1] - np.outer(pool.centre, means[-1])).T @ pool.turned
+        self.wanted = np.vstack([about.T, prior])
+        self.start = np.zeros_like(self.wanted)
+        if base is None:
+            self.start[-1] = np.log(prior)
+        self.crossed = (pool.points * pool.places * pool.tilt[:, None]).sum(axis=0)
+        """[d + 1]: how far a score changes its own mean."""
+
+    def fit(self) -> SumScores:
+        weights, spread, evidence = self.start, USUAL_SPREAD, 0.0
+        for _ in range(ROUNDS):
+            spread, evidence = self._choose_spread(weights)
+            weights = self._fit(weights, spread)
+        turned = self.pool.turned @ weights[:-1]
+        return SumScores(
+            turned,
+            weights[-1] - self.pool.centre @ turned,
+            self.pool.tilt,
+            spread,
+            evidence,
+        )
+
+    def _shares(self, weights: Floats) -> Floats:
+        found: Floats = softmax(self.base + self.pool.places @ weights, axis=1)
+        return found
+
+    def _missed(self, shares: Floats) -> Floats:
+        weighed = shares * self.pool.tilt[:, None]
+        found: Floats = self.pool.points.T @ weighed - self.wanted
+        return found
+
+    def _open(self, shares: Floats) -> tuple[Floats, Floats]:
+        """Q [m, m], and the covariance [m, m] of one row's class, on average."""
+        together = (shares * self.pool.tilt[:, None]).T @ shares
+        left = np.diag(self.released.prior) / self.released.units + together / self.pool.rows
+        return left, np.diag(self.pool.tilt @ shares) - together
+
+    def _choose_spread(self, weights: Floats) -> tuple[float, float]:
+        """The variance of weights that makes the released means likeliest, and how likely."""
+        shares = self._shares(weights)
+        left, own = self._open(shares)
+        variances = self.pool.variances[:-1, None, None]
+        gain = self.crossed[:-1, None]
+        seen = gain * ((weights - self.start)[:-1] @ own) - self._missed(shares)[:-1]
+        errors = self.released.noise**2 * np.eye(len(own)) + variances * left
+        slopes = (gain**2)[:, :, None] * (own @ own)
+
+        def likely(spread: float) -> float:
+            total = errors + spread * slopes
+            told = np.linalg.solve(total, seen[:, :, None])[:, :, 0]
+            return -float(np.linalg.slogdet(total)[1].sum() + (seen * told).sum()) / 2
+
+        found = [likely(spread) for spread in SPREADS]
+        doubt = (np.log(SPREADS / USUAL_SPREAD) / SPREAD_DOUBT) ** 2 / 2
+        best = int(np.argmax(found - doubt))
+        return float(SPREADS[best]), found[best]
+
+    def _fit(self, weights: Floats, spread: float) -> Floats:
+        pool, start = self.pool, self.start
+        allowed = np.full((len(start), 1), spread)
+        allowed[-1] = BIAS_SPREAD
+        values, turned = np.linalg.eigh(self._open(self._shares(weights))[0])
+        errors = self.released.noise**2 + np.outer(pool.variances, np.maximum(values, 0))
+
+        def lose(weights: Floats) -> tuple[float, Floats, Floats]:
+            shares = self._shares(weights)
+            missed = self._missed(shares) @ turned
+            loss = (missed**2 / errors).sum() + ((weights - start) ** 2 / allowed).sum()
+            return float(loss) / 2, shares, missed
+
+        loss, shares, missed = lose(weights)
+        for _ in range(MAX_STEPS):
+            step = self._step(shares, missed, weights, errors, turned, allowed)
+            share = 1.0
+            while share > MIN_STEP_SHARE:
+                next_loss, next_shares, next_missed = lose(weights + share * step)
+                if next_loss < loss:
+                    break
+                share /= 2
+            else:
+                break
+            done = loss - next_loss < STEP_TOLERANCE * loss
+            weights = weights + share * step
+            loss, shares, missed = next_loss, next_shares, next_missed
+            if done:
+                break
+        return weights
+
+    def _step(
+        self,
+        shares: Floats,
+        missed: Floats,
+        weights: Floats,
+        errors: Floats,
+        turned: Floats,
+        allowed: Floats,
+    ) -> Floats:
+        """The step of Gauss and Newton, by conjugate gradients."""
+        pool = self.pool
+        weighed = shares * pool.tilt[:, None]
+
+        def spread_out(scores: Floats) -> Floats:
+            """How shares change with scores [P, m], times the weight of each row."""
+            found: Floats = weighed * (scores - (shares * scores).sum(axis=1, keepdims=True))
+            return found
+
+        def forward(change: Floats) -> Floats:
+            found: Floats = pool.points.T @ spread_out(pool.places @ change) @ turned
+            return found
+
+        def back(residual: Floats) -> Floats:
+            found: Floats = pool.places.T @ spread_out(pool.points @ (residual @ turned.T))
+            return found
+
+        own = (weighed * (1 - shares)).sum(axis=0)
+        nearly = 1 / (
+            (self.crossed[:, None] * own) ** 2 * ((1 / errors) @ (turned**2).T) + 1 / allowed
+        )
+        step = np.zeros_like(weights)
+        left = -back(missed / errors) - (weights - self.start) / allowed
+        towards = direction = nearly * left
+        size = first = float((left * towards).sum())
+        for _ in range(MAX_CONJUGATE_STEPS):
+            if size <= STEP_TOLERANCE * first or size == 0:
+                break
+            curved = back(forward(direction) / errors) + direction / allowed
+            length = size / float((direction * curved).sum())
+            step, left = step + length * direction, left - length * curved
+            towards = nearly * left
+            size, before = float((left * towards).sum()), size
+            direction = towards + size / before * direction
+        return step

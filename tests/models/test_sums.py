@@ -1,0 +1,264 @@
+"""Sums of public features, and the student that follows from them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.wording import refuses
+from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.features.public import PublicData
+from terrine_models.students.models import Student, Task
+from terrine_models.students.sums import fit_sums, linear_part
+from terrine_models.sums import ReleasedSums, SumMap, fit_scores
+
+SPEC = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
+PICTURES = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=255)
+CLASSES = ("no", "yes")
+WEIGHTS = np.array([4.0, -3.0, 2.0, 0.0, 0.0, 0.0])
+
+
+def draw_rows(rows: int, seed: int, power: float = 1.0) -> NDArray[np.float32]:
+    """Rows between 0 and 1; with a power above 1 they are other people's, nearer to 0."""
+    return (np.random.default_rng(seed).random((rows, 6)) ** power).astype(np.float32)
+
+
+def draw_labels(x: NDArray[np.float32], seed: int, classes: int = 2) -> NDArray[np.int64]:
+    """Two classes by a logistic model; more by which of the columns is the largest."""
+    if classes > 2:
+        return np.asarray(x[:, :classes].argmax(axis=1), np.int64)
+    shares = 1 / (1 + np.exp(-(x @ WEIGHTS) + 2.5))
+    return np.asarray(np.random.default_rng(seed).random(len(x)) < shares, np.int64)
+
+
+def release(
+    known: SumMap,
+    x: NDArray[Any],
+    labels: NDArray[np.int64],
+    classes: int,
+    sigma: float = 1.0,
+    natural: NDArray[Any] | None = None,
+) -> ReleasedSums:
+    of_class = np.eye(classes, dtype=np.int64)[labels]
+    exact = np.vstack([known(x).T @ of_class, known.norm * of_class.sum(axis=0)])
+    noise = np.random.default_rng(1).normal(size=exact.shape) * sigma
+    rows = x[:50] if natural is None else natural
+    return ReleasedSums(known, exact + np.rint(noise).astype(np.int64), sigma, len(x), rows)
+
+
+def fitted_map(pool: NDArray[Any], spec: InputSpec = SPEC, norm: int = 1024) -> SumMap:
+    return SumMap.fit(spec, PublicData.declare("pool", pool), norm)
+
+
+def agreement(student: Student, x: NDArray[Any], labels: NDArray[np.int64]) -> float:
+    return float((student.predict_indices(x) == labels).mean())
+
+
+@pytest.mark.parametrize("norm", [16, 17, 100, 1024])
+@pytest.mark.parametrize("size", [0.0, 0.01, 1.0, 1e6])
+def test_no_row_is_longer_than_the_norm(norm: int, size: float) -> None:
+    known = fitted_map(draw_rows(300, 0), norm=norm)
+    places = size * np.random.default_rng(2).normal(size=(500, known.width))
+    places[:3, 1:] = 0  # along one axis, where rounding could go beyond
+    whole = known.round(places)
+    assert whole.dtype == np.int64
+    assert (whole**2).sum(axis=1).max() <= norm**2
+    inside = np.linalg.norm(places, axis=1) <= 0.5
+    assert np.abs(whole - norm * places)[inside].max(initial=0) <= 0.5
+
+
+def test_the_map_is_public() -> None:
+    pool = draw_rows(300, 0)
+    known = fitted_map(pool)
+    assert known.sha256 == fitted_map(pool.copy()).sha256
+    others = {
+        fitted_map(pool[:299]).sha256,
+        fitted_map(pool, norm=100).sha256,
+        replace(known, scale=2 * known.scale).sha256,
+        replace(known, centre=known.centre + 1).sha256,
+    }
+    assert len(others | {known.sha256}) == 5
+    half = np.linalg.norm(known.places(pool), axis=1)
+    assert np.median(half) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("classes", "sigma", "power", "least"),
+    [(2, 1.0, 1.0, 0.92), (2, 20_000.0, 1.0, 0.9), (2, 1.0, 3.0, 0.85), (4, 1.0, 1.0, 0.88)],
+    ids=["exact", "noisy", "a pool of other people", "several classes"],
+)
+def test_sums_teach_what_the_records_do(
+    classes: int, sigma: float, power: float, least: float
+) -> None:
+    pool, x, new = draw_rows(2000, 0, power), draw_rows(20_000, 1), draw_rows(2000, 2)
+    labels = draw_labels(x, 3, classes)
+    released = release(fitted_map(pool), x, labels, classes, sigma)
+    task = Task(pool, SPEC, tuple("abcd"[:classes]))
+    student = fit_sums(released, task)
+    best = new @ WEIGHTS > 2.5 if classes == 2 else draw_labels(new, 0, classes)
+    assert agreement(student, new, best.astype(np.int64)) >= least
+    found = student.probabilities(new).mean(axis=0)
+    assert found == pytest.approx(np.bincount(labels) / len(labels), abs=0.03)
+
+
+def test_a_student_of_sums_is_saved_and_loaded_and_computes_as_it_was_fitted(
+    tmp_path: Path,
+) -> None:
+    pool, x = draw_rows(500, 0), draw_rows(5000, 1)
+    released = release(fitted_map(pool), x, draw_labels(x, 3), 2)
+    task = Task(pool, SPEC, CLASSES)
+    student, found = fit_sums(released, task), fit_scores(released, pool)
+    student.save(tmp_path)
+    again = Student.load(tmp_path)
+    assert again.model.architecture == "ridge"
+    shares = found.probabilities(released.map.places(x))
+    assert student.probabilities(x) == pytest.approx(shares, abs=1e-5)
+    assert np.array_equal(again.probabilities(x), student.probabilities(x))
+    assert linear_part(released, found).weights.dtype == np.float32
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
+def test_the_second_class_is_said_as_often_as_it_was_released(share: float) -> None:
+    pool, x = draw_rows(3000, 0), draw_rows(20_000, 1)
+    order = x @ WEIGHTS + np.random.default_rng(4).logistic(size=len(x))
+    labels = (order > np.quantile(order, 1 - share)).astype(np.int64)
+    released = release(fitted_map(pool), x, labels, 2)
+    student = fit_sums(released, Task(pool, SPEC, CLASSES))
+    assert student.predict_indices(x).mean() == pytest.approx(share, abs=0.02)
+    for wanted in ("accuracy", 0.25):
+        cut = fit_sums(released, Task(pool, SPEC, CLASSES), wanted).model.threshold
+        assert cut == (None if wanted == "accuracy" else wanted)
+
+
+def _ten_rows() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    x = draw_rows(2000, 1)
+    return draw_rows(10, 0), x, draw_labels(x, 3), 1.0
+
+
+def _constant_column() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    pool, x = draw_rows(500, 0), draw_rows(2000, 1)
+    pool[:, 0] = 0.5
+    return pool, x, draw_labels(x, 3), 1.0
+
+
+def _same_rows() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    x = draw_rows(2000, 1)
+    return np.full((20, 6), 0.5, np.float32), x, draw_labels(x, 3), 1.0
+
+
+def _one_class() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    x = draw_rows(2000, 1)
+    return draw_rows(500, 0), x, np.ones(len(x), np.int64), 1.0
+
+
+def _all_noise() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    x = draw_rows(20, 1)
+    return draw_rows(500, 0), x, draw_labels(x, 3), 1e6
+
+
+def _far_away() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
+    x = draw_rows(2000, 1, 0.02)
+    return draw_rows(500, 0, 50.0), x, draw_labels(x, 3), 1.0
+
+
+@pytest.mark.parametrize(
+    "draw", [_ten_rows, _constant_column, _same_rows, _one_class, _all_noise, _far_away]
+)
+def test_what_teaches_little_makes_a_student_of_finite_numbers(draw: Any) -> None:
+    pool, x, labels, sigma = draw()
+    released = release(fitted_map(pool), x, labels, 2, sigma)
+    student = fit_sums(released, Task(pool, SPEC, CLASSES))
+    shares = student.probabilities(draw_rows(200, 5))
+    assert np.isfinite(shares).all()
+    if draw is _one_class:
+        assert (student.predict_indices(draw_rows(200, 5)) == 1).all()
+    if draw is _all_noise:
+        assert np.ptp(shares[:, 1]) < 0.9, "noise alone tells no rows apart"
+
+
+def test_rows_of_another_shape_are_refused() -> None:
+    pool = draw_rows(100, 0)
+    released = release(fitted_map(pool), pool, draw_labels(pool, 3), 2)
+    for rows in (pool[:, :5], pool[:0]):
+        with refuses(DataError, "[6]"):
+            fit_scores(released, rows)
+
+
+@pytest.mark.parametrize("spec", [SPEC, PICTURES], ids=["table", "pictures"])
+def test_released_sums_are_what_they_were_when_they_are_read(spec: InputSpec) -> None:
+    random = np.random.default_rng(0)
+    pool = draw_rows(400, 0) if spec is SPEC else random.integers(0, 256, (400, 8, 8), np.uint8)
+    released = release(fitted_map(pool, spec), pool, random.integers(0, 3, 400), 3)
+    again = ReleasedSums.of_bytes(released.to_bytes())
+    assert again.map.sha256 == released.map.sha256
+    assert np.array_equal(again.sums, released.sums)
+    assert np.array_equal(again.natural, released.natural)
+    assert np.array_equal(again.map(pool), released.map(pool))
+    assert (again.sigma, again.units) == (released.sigma, released.units)
+    assert again.prior.sum() == pytest.approx(1)
+    assert again.to_bytes() == released.to_bytes()
+
+
+def _archive(**changed: Any) -> bytes:
+    """An archive with some of its arrays changed, and those without which are None."""
+    pool = draw_rows(100, 0)
+    held = np.load(io.BytesIO(release(fitted_map(pool), pool, draw_labels(pool, 3), 2).to_bytes()))
+    arrays = {name: each for name, each in {**held, **changed}.items() if each is not None}
+    made = io.BytesIO()
+    np.savez(made, **arrays)
+    return made.getvalue()
+
+
+def _about(old: bytes, new: bytes) -> bytes:
+    said = np.load(io.BytesIO(_archive()))["about"].tobytes()
+    assert old in said
+    return _archive(about=np.frombuffer(said.replace(old, new), np.uint8))
+
+
+def _huge_header() -> bytes:
+    header = io.BytesIO()
+    np.save(header, np.zeros((10, 2), np.int64))
+    said = header.getvalue().replace(b"(10, 2)", b"(1099511627776, 2)").replace(b" " * 11, b"", 1)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("sums.npy", said)
+    return made.getvalue()
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "no zip": lambda: b"PK\x03\x04",
+    "cut off": lambda: _archive()[:-400],
+    "a header of terabytes": _huge_header,
+    "objects": lambda: _archive(sums=np.array([[{}, 1]], dtype=object)),
+    "no sums": lambda: _archive(sums=None),
+    "sums of one class": lambda: _archive(sums=np.zeros((7, 1), np.int64)),
+    "sums of other features": lambda: _archive(sums=np.zeros((9, 2), np.int64)),
+    "sums as floats": lambda: _archive(sums=np.zeros((7, 2))),
+    "sums that nobody drew": lambda: _archive(sums=np.full((7, 2), 1 << 60)),
+    "a centre of no numbers": lambda: _archive(centre=np.full(6, np.nan)),
+    "no public rows": lambda: _archive(natural=np.zeros((0, 6), np.float32)),
+    "rows of another shape": lambda: _archive(natural=np.zeros((5, 7), np.float32)),
+    "too many rows": lambda: _archive(natural=np.zeros((4001, 6), np.float32)),
+    "another array": lambda: _archive(**{"map.more": np.zeros(3)}),
+    "about of another kind": lambda: _archive(about=np.frombuffer(b"[]", np.uint8)),
+    "about as floats": lambda: _archive(about=np.zeros(3)),
+    "no noise": lambda: _about(b'"sigma":1.0', b'"sigma":0.0'),
+    "nobody": lambda: _about(b'"units":100', b'"units":0'),
+    "a norm beyond the greatest": lambda: _about(b'"norm":1024', b'"norm":99999'),
+    "another format": lambda: _about(b"terrine-sums-1", b"terrine-sums-9"),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_are_no_released_sums_is_refused(hostile: str) -> None:
+    with refuses(DataError, "sums"):
+        ReleasedSums.of_bytes(HOSTILE[hostile]())
