@@ -97,7 +97,7 @@ class Peer:
     """Whether ε is for replacing a row, rather than for adding or removing one."""
     two_classes: bool = False
     labels: bool = False
-    """Whether it learns from the pool's labels, rather than chooses by them."""
+    """Whether it learns from the pool's labels where to look, rather than settings."""
 
 
 EVERY: tuple[Kind, ...] = ("table", "pictures", "texts")
@@ -108,6 +108,9 @@ PEERS: dict[str, Peer] = {
     "opacus-features": Peer("Opacus, DP-SGD on public features", EVERY),
     "opacus-warm": Peer("Opacus, DP-SGD from what the pool's labels teach", EVERY, labels=True),
     "noisy-products": Peer("noisy X'y by hand, ridge regression", EVERY, replaces=True),
+    "noisy-products-chosen": Peer(
+        "noisy X'y of features that the pool's labels choose", EVERY, replaces=True, labels=True
+    ),
     "opacus-network": Peer("Opacus, DP-SGD of a network", ("pictures",)),
     "synthetic-mst": Peer("smartnoise-synth, MST and a model on it", ("table",), "synthetic"),
     "synthetic-aim": Peer("smartnoise-synth, AIM and a model on it", ("table",), "synthetic"),

@@ -545,7 +545,16 @@ METHODS: dict[str, Peer] = {
         noisy_products,
         tuple(
             {"rows": rows, "ridge": ridge}
-            for rows in ("features", "whitened-16", "whitened-32", "chosen-16")
+            for rows in ("features", "whitened-8", "whitened-16", "whitened-32")
+            for ridge in (0.1, 0.01, 1.0, 10.0)
+        ),
+        rehearsals=4,
+    ),
+    "noisy-products-chosen": Peer(
+        noisy_products,
+        tuple(
+            {"rows": rows, "ridge": ridge}
+            for rows in ("chosen-16", "chosen-8", "chosen-32")
             for ridge in (0.1, 0.01, 1.0, 10.0)
         ),
         rehearsals=4,
