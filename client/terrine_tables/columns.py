@@ -33,6 +33,13 @@ from terrine_protocol.schema import FEATURE_ROLES, Column, DateOrder, TableSchem
 from terrine_tables.texts import MAX_TEXT_CHARACTERS, clean_text, encode_texts
 
 MISSING_TEXTS = frozenset(("", "?", "NA", "NaN"))
+# What else says that there is no number, date or truth value, in capitals or not. Among categories
+# it is one of them.
+_NO_VALUE = re.compile(
+    r"-+|\.+|#?n/a|n\.a\.|<na>|nan|nat|nil|none|null|missing|unknown|not (available|known)|"
+    r"unbekannt|k\. ?a\.|inconnu|desconocido|desconhecido|sconosciuto|onbekend",
+    re.IGNORECASE,
+)
 TRUE_TEXTS = ("true", "t", "yes", "y", "1", "1.0")
 # How a boolean is written, in capitals or not.
 FALSE_TEXTS = ("false", "f", "no", "n", "0", "0.0")
@@ -54,6 +61,9 @@ CORRECT_SCHEMA = (
 )
 # Share of a column's numbers that may be clipped or missing unless it is accepted.
 MAX_CLIPPED_SHARE = 0.1
+# Share of a column's values that count as missing because they are no numbers, dates or truth
+# values, without saying that nothing is known.
+MAX_UNREADABLE_SHARE = 0.1
 # Numbers that float32 tells apart in a range, if numbers are rounded to it.
 MIN_SINGLE_STEPS = 2**16
 MAX_SINGLE = float(np.finfo(np.float32).max)
@@ -63,6 +73,13 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d+(\.0+)?", re.ASCII)
+# Digits of any script, with separators, a unit, a percent sign or a currency; and infinity.
+_OTHER_NUMBER = re.compile(
+    r"\(?([€£$¥]|[^\W\d_]{3})?\s?[-+−]?\s?"
+    r"(0x[\da-f]+|\d[\d\s.,'’_]*(e[+-]?\d+)?|[.,]\d+|inf|infinity)"
+    r"\s?([%‰€£$¥]|°?[^\W\d_]{1,6}[²³]?(/[^\W\d_]{1,6}[²³]?)?)?\)?",
+    re.IGNORECASE,
+)
 
 # A date, and what may follow: a time of day, and its zone, which is not read.
 _DATE = re.compile(
@@ -71,6 +88,7 @@ _DATE = re.compile(
     r"(?: ?(?:Z|[A-Z]{3,4}|[+-]\d\d(?::?\d\d)?)(?:\[[\w/+-]+\])?)?)?",
     re.ASCII,
 )
+_SHORT_YEAR = re.compile(r"\d{1,2}([-./])\d{1,2}\1\d{2}(?:[T ].*)?", re.ASCII)
 _EIGHT_DIGITS = re.compile(r"\d{8}(?:[T ].*)?", re.ASCII)
 # Where year, month and day stand.
 _PLACES: dict[DateOrder, tuple[int, int, int]] = {
@@ -129,6 +147,12 @@ class Tally:
 
     rows: int = 0
     missing: int = 0
+    unreadable: int = 0
+    """Those of them that say something else than that nothing is known."""
+    first: DataError | None = None
+    """What is wrong with the first of these."""
+    example: str = ""
+    """Its text."""
     other: int = 0
     """Values that it does not list."""
     outside: int = 0
@@ -145,6 +169,10 @@ class Encoder:
     """Encodes the rows of a table, a block at a time, and counts what the schema does not expect.
 
     what: the table, in messages.
+
+    A few values that are no numbers, dates or truth values count as missing: at most a tenth of a
+    column's. None may where columns are known by their order alone, nor may what is written in
+    another way, such as 3,5 or 12 kg.
     """
 
     def __init__(self, schema: TableSchema, what: str) -> None:
@@ -182,6 +210,8 @@ class Encoder:
         """
         much, gaps, empty = list[str](), list[str](), list[str]()
         for column, tally, _ in self._columns:
+            if tally.first and tally.unreadable > MAX_UNREADABLE_SHARE * tally.rows:
+                raise tally.first
             name, given = column.name, tally.rows - tally.missing
             if tally.other == given >= MIN_UNKNOWN_VALUES and not self._named:
                 raise DataError(
@@ -192,6 +222,11 @@ class Encoder:
             start, of = f"{self._what}: column {name}:", f"of {given:,} values are"
             if tally.other:
                 note(f"{start} {tally.other:,} {of} not in the schema; they count as other.")
+            if tally.unreadable:
+                note(
+                    f"{start} {tally.unreadable:,} of {tally.rows:,} values, such as "
+                    f"{_quote(tally.example)}, are no {_KINDS[column.role]}; they count as missing."
+                )
             if tally.outside:
                 ends = f", {column.low:g} to {column.high:g}," if column.since is None else ""
                 note(
@@ -454,6 +489,16 @@ def date_orders(texts: Iterable[str]) -> list[DateOrder]:
     return orders
 
 
+def is_date(text: str) -> bool:
+    """Whether a text is a date in some order."""
+    return bool(date_orders([text]))
+
+
+def is_other_date(text: str) -> bool:
+    """Whether a text that is not read as a date is one in another order, or with a short year."""
+    return is_date(text) or _SHORT_YEAR.fullmatch(text) is not None
+
+
 def _encode_listed(column: Column, block: RowBlock, out: NDArray[np.float32], tally: Tally) -> None:
     """Categories: a one in their place. Levels: from 0 to 1, and whether there is none."""
     values, places = column_texts(column, block)
@@ -479,7 +524,8 @@ def _encode_booleans(
     found = np.array([known.get(way, math.nan) for way in ways], dtype=np.float64)[places]
     if np.isnan(found).any():
         expected = f"one of {', '.join(TRUE_TEXTS)}, {', '.join(FALSE_TEXTS)}, or nothing."
-        raise _explain_unexpected(column, block, np.isnan(found), expected)
+        _count_unreadable(column, block, np.isnan(found), tally, expected)
+        found = np.where(np.isnan(found), 0.5, found)
     out[:, 0], out[:, 1] = found, found == 0.5
     tally.missing += int((found == 0.5).sum())
 
@@ -491,15 +537,16 @@ def _encode_numbers(
     if isinstance(numbers, CodedValues):
         values, places = column_texts(column, block)
         thousands, comma = column.commas == "thousands", column.name in block.commas
-        comma |= column.commas == "decimal" and any("," in text for text in values)
+        comma |= column.commas == "decimal" and any(map(DECIMAL_COMMA.fullmatch, values))
         missing = np.array([text in MISSING_TEXTS for text in values], dtype=bool)[places]
         found = [parse_number(text, decimal_comma=comma, thousands=thousands) for text in values]
         numbers = np.array(found)[places]
     else:
         missing = np.isnan(numbers)
-    if not (np.isfinite(numbers) | missing).all():
-        odd = ~(np.isfinite(numbers) | missing)
-        raise _explain_unexpected(column, block, odd, "a finite number.")
+    odd = ~(np.isfinite(numbers) | missing)
+    if odd.any():
+        _count_unreadable(column, block, odd, tally, "a finite number.", is_other_number)
+        missing = missing | odd
     if missing.any():
         tally.missing += int(missing.sum())
         numbers = np.where(missing, _missing_value(column), numbers)
@@ -534,9 +581,11 @@ def _encode_dates(column: Column, block: RowBlock, out: NDArray[np.float32], tal
         moments = np.array(days_of, dtype="datetime64[s]")[places]
     else:
         missing = np.isnat(moments)
-    if (np.isnat(moments) & ~missing).any():
+    odd = np.isnat(moments) & ~missing
+    if odd.any():
         expected = f"a date written as {order}, with four digits a year."
-        raise _explain_unexpected(column, block, np.isnat(moments) & ~missing, expected)
+        _count_unreadable(column, block, odd, tally, expected, is_other_date)
+        missing = missing | odd
     since, low, high = column.since or date.min, column.low or 0.0, column.high or 0.0
     moments = np.where(missing, np.datetime64(since), moments)
     day = moments.astype("datetime64[D]")
@@ -582,6 +631,51 @@ _ENCODERS: dict[str, ColumnEncoder] = {
 }
 
 
+_KINDS = {"numeric": "numbers", "date": "dates", "boolean": "truth values"}
+
+
+def says_nothing(text: str) -> bool:
+    """Whether a text where a number, date or truth value is expected says that none is known."""
+    return text in MISSING_TEXTS or _NO_VALUE.fullmatch(text) is not None
+
+
+def is_other_number(text: str) -> bool:
+    """Whether a text that is not read as a number is one that is written in another way."""
+    return _OTHER_NUMBER.fullmatch(text) is not None
+
+
+def _count_unreadable(
+    column: Column,
+    block: RowBlock,
+    odd: NDArray[np.bool_],
+    tally: Tally,
+    expected: str,
+    is_written_otherwise: Callable[[str], bool] = lambda text: False,
+) -> None:
+    """Count the rows that are odd as missing: a few of a column may be.
+
+    Raises DataError, of the first of them, where none may be.
+    """
+    values = block.columns[column.name]
+    if not isinstance(values, CodedValues):
+        raise _explain_unexpected(column, block, odd, expected)
+    texts = column_texts(column, block)[0]
+    wrong = np.array([not says_nothing(text) for text in texts], dtype=bool)[values.places] & odd
+    refused = [not block.named or is_written_otherwise(text) for text in texts]
+    none = np.array(refused, dtype=bool)[values.places] & wrong
+    if none.any():
+        raise _explain_unexpected(column, block, none, expected)
+    if wrong.any() and tally.first is None:
+        tally.first = _explain_unexpected(column, block, wrong, expected)
+        tally.example = texts[values.places[int(np.flatnonzero(wrong)[0])]]
+    tally.unreadable += int(wrong.sum())
+
+
+def _quote(text: str) -> str:
+    shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+    return quote_text(shown)
+
+
 def _explain_unexpected(
     column: Column, block: RowBlock, odd: NDArray[np.bool_], expected: str
 ) -> DataError:
@@ -593,10 +687,8 @@ def _explain_unexpected(
     text = as_text(value)
     numeric = column.role == "numeric" or column.edges is not None
     more = f" {block.hint(column.name, text)}".rstrip() if numeric else ""
-    shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return DataError(
-        f"{block.where(row)}: column {column.name} holds {quote_text(shown)}, expected "
-        f"{expected}{more}"
+        f"{block.where(row)}: column {column.name} holds {_quote(text)}, expected {expected}{more}"
     )
 
 

@@ -16,11 +16,11 @@ from support.wording import holds, refuses
 from terrine_client import Client
 from terrine_client.estimator import buy
 from terrine_models.tables.loading import load_table
-from terrine_protocol.errors import ClippedError
+from terrine_protocol.errors import ClippedError, DataError
 from terrine_protocol.schema import Column, TableSchema
 from terrine_server.app import serving
 from terrine_server.settings import Settings
-from terrine_tables.encoding import encode_frame, encode_table
+from terrine_tables.encoding import encode_frame, encode_rows, encode_table
 
 SCHEMA = TableSchema.model_validate(
     {
@@ -89,6 +89,109 @@ def test_more_than_a_tenth_of_a_column_must_be_confirmed(
         notes = list[str]()
         encode(given, SCHEMA, notes.append)
         holds(notes, "column", name)  # a tenth is said, too
+
+
+SURVEY = TableSchema.model_validate(
+    {
+        "columns": [
+            {"name": "hour", "role": "numeric", "low": 0, "high": 23},
+            {"name": "wind", "role": "numeric", "low": 0, "high": 50, "missing": 10},
+            {"name": "day", "role": "date", "since": "2024-01-01", "low": 0, "high": 365}
+            | {"order": "year-month-day", "parts": ["days", "month"]},
+            {"name": "rain", "role": "boolean"},
+            {"name": "grade", "role": "ordinal", "values": ["low", "middle", "high"]},
+            {"name": "late", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
+STRAYS = {
+    "hour": ["unknown", "-", "about noon", "<5", "90+", "2020-01-31", "n/a", "12:30"],
+    "wind": ["strong", "N/A", "null", ".", "a, b", "5-9", "nan"],
+    "day": ["yesterday", "0000-00-00", "2024-02-30", "unknown", "3"],
+    "rain": ["perhaps", "2", "-", "unknown"],
+    "grade": ["unknown", "very high"],
+}
+WORDS_OF_NOTHING = {"unknown", "-", "n/a", "N/A", "null", ".", "nan"}
+
+
+def survey(strays: dict[str, list[str]]) -> pd.DataFrame:
+    count = 100
+    frame = flights(count).assign(
+        rain=["yes", "no"] * (count // 2), grade=["low", "middle", "high", "high"] * (count // 4)
+    )
+    frame = frame.astype(dict.fromkeys(frame.columns, object))
+    for name, values in strays.items():
+        frame.loc[: len(values) - 1, name] = values
+    return frame
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_a_few_values_that_cannot_be_read_count_as_missing_in_every_format(
+    tmp_path: Path, name: str
+) -> None:
+    strays = STRAYS[name]
+    plain = survey({name: [""] * len(strays)})
+    expected = encode_frame(plain, SURVEY, list[str]().append)
+    frame = survey({name: strays})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_csv(tmp_path / "b.csv", index=False, sep=";")
+    texts = frame.astype(str)
+    texts.to_parquet(tmp_path / "c.parquet")
+    texts.to_feather(tmp_path / "d.feather")
+    texts.to_json(tmp_path / "e.jsonl", orient="records", lines=True)
+    rows = frame.to_dict(orient="records")
+    ways: list[tuple[Any, Any]] = [(encode_table, path) for path in sorted(tmp_path.iterdir())]
+    for encode, given in [*ways, (encode_frame, frame), (encode_rows, rows)]:
+        notes = list[str]()
+        assert np.array_equal(encode(given, SURVEY, notes.append), expected)
+        unread = sum(stray not in WORDS_OF_NOTHING for stray in strays)
+        if name != "grade":
+            holds(notes, name, unread, 100, "missing")
+    notes = list[str]()
+    loaded = load_table(tmp_path / "a.csv", SURVEY, notes.append).inputs
+    assert np.array_equal(loaded, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("hour", ["noon"] * 11, "'noon' number"),
+        ("day", ["soon"] * 11, "'soon' year-month-day"),
+        ("rain", ["perhaps"] * 11, "'perhaps' true"),
+        ("hour", ["12 h"], "'12 h' number"),
+        ("hour", ["1 000"], "'1 000' number"),
+        ("hour", ["12,5"], "'12,5' number"),
+        ("hour", ["£5"], "number"),
+        ("hour", ["5 %"], "'5 %' number"),
+        ("hour", ["inf"], "'inf' number"),
+        ("day", ["31.01.2024"], "'31.01.2024' year-month-day"),
+        ("day", ["31.01.24"], "'31.01.24' year-month-day"),
+    ],
+)
+def test_many_such_values_and_those_of_another_form_are_refused(
+    tmp_path: Path, name: str, values: list[str], said: str
+) -> None:
+    frame = survey({name: values})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    ways: list[tuple[Any, Any]] = [(encode_table, tmp_path / "a.csv"), (encode_frame, frame)]
+    for encode, given in ways:
+        with refuses(DataError, name, *said.split()):
+            encode(given, SURVEY, list[str]().append, accept_clipped=True)
+    frame[SURVEY.features].to_csv(tmp_path / "b.csv", index=False, header=False)
+    with refuses(DataError, name):
+        encode_table(tmp_path / "b.csv", SURVEY, list[str]().append)
+
+
+def test_where_columns_have_no_names_every_value_must_be_readable(tmp_path: Path) -> None:
+    path, notes = tmp_path / "a.csv", list[str]()
+    for value in ("n/a", "noon"):
+        frame = survey({"hour": [value]})[SURVEY.features]
+        frame.to_csv(path, index=False, header=False)
+        if value == "n/a":
+            assert len(encode_table(path, SURVEY, notes.append)) == 100
+        else:
+            with refuses(DataError, "hour", "'noon'", "line", 1):
+                encode_table(path, SURVEY, notes.append)
 
 
 def test_gaps_that_the_schema_knows_are_said_and_need_no_confirmation(tmp_path: Path) -> None:

@@ -181,7 +181,6 @@ NUMBERS = {
     "\u0661\u0662": None,
     "\uff11": None,
     "infinity": None,
-    "nan": None,
     "0x10": None,
     "1 2": None,
     "": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -133,10 +133,11 @@ def test_the_numbers_of_some_rows_of_a_data_frame_are_left_out(tmp_path: Path, n
         ([f"{i:06d}" for i in REPEATED], "50 different values 200 rare"),
         ([f"drug {i % 150}" for i in range(ROWS)], "150 different values 200 rare"),
         ([f"a long remark about case {i}" for i in range(4)], "free text"),
-        ([*range(ROWS - 1), "n/a"], "numbers, 1 row"),
+        ([*(i / 7 for i in range(ROWS - 1)), "12 kg"], "numbers, 1 row"),
+        ([*(i / 7 for i in range(ROWS - 11)), *["many"] * 11], "numbers, 11 rows"),
         ([f"{i} 500" for i in range(ROWS)], "numbers written"),
         (["", "?", "NA", "NaN"] * 5, "empty every row"),
-        ([f"w{i % 1500}" for i in range(3000)], "100 common 7%"),
+        ([f"w{i % 1500}" for i in range(3000)], "1,500 different values 3,000 rare"),
     ],
 )
 def test_what_cannot_be_learned_from_is_ignored_and_it_is_said_why(
@@ -199,6 +200,99 @@ def test_what_can_be_learned_from_is_kept(
     tmp_path: Path, values: Sequence[object], role: str
 ) -> None:
     assert guess(tmp_path, "x", values).column.role == role
+
+
+SEVENTHS = [i / 7 for i in range(ROWS)]
+DAYS = [str(date(2024, 1, 1) + timedelta(days=i)) for i in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("values", "strays", "role", "doubt"),
+    [
+        (SEVENTHS, ["unknown"] * 3 + ["-"] * 2, "numeric", "5 rows 'unknown', '-' missing"),
+        (SEVENTHS, ["unknown", "N/A"] * 50, "numeric", "100 rows 'N/A', 'unknown'"),
+        (SEVENTHS, ["see, note", "90+", "<5", "a", "a"], "numeric", "5 rows 'a', '90+', '<5' 1"),
+        (SEVENTHS, ["many"] * 10, "numeric", "10 rows 'many'"),
+        (SEVENTHS, ["?", "NA", ""], "numeric", None),
+        ([1000 + i % 90 for i in range(ROWS)], ["x"], "numeric", "1 row 'x'"),
+        ([i % 9 for i in range(ROWS)], ["unknown"] * 3, "categorical", None),
+        ([f"{i % 30:05d}" for i in range(ROWS)], ["n/a"] * 3, "categorical", None),
+        (["true", "false"] * 100, ["unknown"] * 3, "categorical", None),
+        (DAYS, ["unknown"] * 3 + ["0000-00-00"], "date", "4 rows 'unknown', '0000-00-00'"),
+        (DAYS, ["2024-31-01"] * 11, "ignored", "2020-01-31"),
+        (DAYS, ["01.02.24"], "ignored", "2020-01-31"),
+        (DAYS, ["01.02.2024"], "ignored", "2020-01-31"),
+    ],
+)
+@pytest.mark.parametrize("most", [statistics.MAX_VALUES, 120])
+def test_a_few_values_that_are_no_numbers_are_missing_values(
+    tmp_path: Path,
+    values: list[object],
+    strays: list[str],
+    role: str,
+    doubt: str | None,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "MAX_VALUES", most)
+    column = [*strays, *values[len(strays) :]]
+    found = guess(tmp_path, "x", column)
+    assert found.column.role == role
+    if doubt is None:
+        assert found.doubt is None
+    else:
+        holds(found.doubt or "", *doubt.split())
+    if role == "numeric":
+        holds(found.why, "missing", len(strays), "median")
+        numbers = [float(each) for each in column if isinstance(each, int | float)]
+        assert (found.column.low, found.column.high) == pytest.approx((min(numbers), max(numbers)))
+        assert found.column.missing is not None
+    schema = propose_schema(tmp_path / "public.csv", label="ill").schema
+    notes = list[str]()
+    load_table(tmp_path / "public.csv", schema, notes.append)
+    if role == "numeric":
+        holds(notes, "x", len(strays), ROWS, "missing")
+
+
+def test_values_beyond_those_that_are_counted_may_be_no_numbers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MAX_VALUES", 50)
+    for strays, role in ((["x", "y"], "numeric"), (["12 kg"], "ignored"), (["x"] * 11, "ignored")):
+        found = guess(tmp_path, "x", [*SEVENTHS[: -len(strays)], *strays])
+        assert found.column.role == role
+    for strays, role in ((["x", "y"], "date"), (["1.2.24"], "ignored"), (["x"] * 11, "ignored")):
+        found = guess(tmp_path, "x", [*DAYS[: -len(strays)], *strays])
+        assert found.column.role == role
+
+
+def test_names_with_a_long_tail_keep_their_common_values(tmp_path: Path) -> None:
+    def tailed(common: int, rare: int, each: int = 12) -> list[str]:
+        return [f"town {i % common}" for i in range(common * each)] + [
+            f"hamlet {chr(97 + i % 26)}{i}" for i in range(rare)
+        ]
+
+    found = guess(tmp_path, "residence", tailed(20, 900))
+    assert found.column.role == "categorical"
+    assert sorted(found.column.values or ()) == sorted(f"town {i}" for i in range(20))
+    holds(found.why, 20, 920, "21%")
+    holds(found.doubt or "", "--ignore", "--group", "residence")
+    many = guess(tmp_path, "residence", tailed(150, 1200, each=14))
+    assert len(many.column.values or ()) == 100
+    schema = propose_schema(tmp_path / "public.csv", label="ill").schema
+    x = load_table(tmp_path / "public.csv", schema).inputs[:, :101]
+    assert (x.sum(axis=1) == 1).all()
+    assert x[:, 100].sum() == 50 * 14 + 1200, "the rest count as other"
+    for values in (
+        tailed(20, 900, each=9),  # none is in ten rows
+        tailed(5, 900),  # they are in few rows
+        [f"P-{i % 20:05d}" for i in range(240)] + [f"P-{i:05d}" for i in range(20, 900)],
+        [f"hamlet {i}" for i in range(900)],
+    ):
+        assert guess(tmp_path, "residence", values).column.role == "ignored"
+    for name in ("patient name", "order id"):
+        assert guess(tmp_path, name, tailed(20, 900)).column.role == "ignored"
+    assert guess(tmp_path, "patient", tailed(20, 900)).column.role == "group"
 
 
 def test_whole_numbers_by_whose_nature_nothing_is_measured_are_no_features(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ from terrine_tables.formats.text import UNUSED_CHARACTER, TextFile
 
 # Records that are read to find the delimiter.
 SAMPLE_RECORDS = 100
+# Of numbers, and of no other texts, such as n.a.
+_DECIMAL_COMMA = r"^\s*[+-]?[0-9.]*,[0-9]+\s*$"
+_POINT = r"^\s*[+-]?([0-9]+\.|\.[0-9])"
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 OTHER_DELIMITERS = (" ", ":", "^", "~", "\x01")
 MAX_TITLE_LINES = 20
@@ -214,7 +217,7 @@ class CsvFile(TableFile):
             if column.commas == "thousands" or not (column.role == "numeric" or column.edges):
                 continue
             name, texts = column.name, batch.column(column.name)
-            if name not in self._commas and _first(texts, ",") is not None:
+            if name not in self._commas and _first(texts, _DECIMAL_COMMA) is not None:
                 self._commas.add(name)
                 if name in self._points:
                     record, text = self._points[name]
@@ -223,7 +226,7 @@ class CsvFile(TableFile):
                         f"expected a finite number. {self.hint(name, text)}"
                     )
             elif name not in {*self._commas, *self._points}:
-                row = _first(texts, ".")
+                row = _first(texts, _POINT)
                 if row is not None:
                     self._points[name] = (start + row, texts[row].as_py().strip())
         return frozenset(self._commas)
@@ -455,7 +458,7 @@ def _parse_plain(texts: Any) -> NDArray[np.float64] | None:
     return found if len(found) - finite == numbers.null_count else None
 
 
-def _first(texts: Any, character: str) -> int | None:
-    """The first row with this character."""
-    row = compute.index(compute.match_substring(texts, character), True).as_py()
+def _first(texts: Any, pattern: str) -> int | None:
+    """The first row in which a pattern is found."""
+    row = compute.index(compute.match_substring_regex(texts, pattern), True).as_py()
     return None if row < 0 else row

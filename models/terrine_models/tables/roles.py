@@ -25,19 +25,24 @@ from terrine_models.tables.names import (
     names_record,
 )
 from terrine_models.tables.statistics import FEW_VALUES, MIN_OTHER_VALUES, ColumnStats
-from terrine_protocol.base import ask_whether_one, normalize
+from terrine_protocol.base import ask_whether_one, normalize, quote_text
 from terrine_protocol.errors import DataError
 from terrine_protocol.schema import Column, DateOrder, DatePart
 from terrine_tables.columns import DECIMAL_COMMA, THOUSANDS
 
 MAX_CATEGORIES = 1000
-# Categories that are kept where there are more than that.
+# Categories that are kept where there are more than that, or most are rare: the most common ones.
 KEPT_CATEGORIES = 100
-# Share of the rows that these have at least.
-MIN_KEPT_SHARE = 0.5
+# Rows that each of these is in: fewer say little.
+MIN_KEPT_ROWS = 10
+# Share of the rows that these have at least, together.
+MIN_KEPT_SHARE = 0.1
 # Of dates; and the hour, if there is a time of day.
 DATE_PARTS: tuple[DatePart, ...] = ("days", "month", "weekday")
 MAX_CLASSES = 100
+# Of values that are no numbers, how many are shown, and of each how many characters.
+MAX_STRAYS_SHOWN = 3
+MAX_STRAY_CHARACTERS = 30
 # Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
 # often quantities.
 MIN_CODE = 10_000
@@ -77,9 +82,9 @@ def _may_name_places(column: ColumnStats) -> bool:
 
 def _ask_of_commas(column: ColumnStats) -> str | None:
     """Ask what commas are, or points, if both readings are possible."""
-    marked = [text for text in column.distinct if "," in text]
+    marked = [text for text in column.numbers if "," in text]
     if column.commas is None:
-        dots = [text for text in column.distinct if "." in text]
+        dots = [text for text in column.numbers if "." in text]
         if column.delimiter == "," or not dots or not all(map(_POINTS.fullmatch, dots)):
             return None
         return (
@@ -168,7 +173,7 @@ def _numbers_people(column: ColumnStats) -> bool:
 def _numbers_records(column: ColumnStats) -> bool:
     """Whether whole numbers stand for rows, whatever their name: nearly each row has its own,
     and they are spread evenly, as measured quantities are not."""
-    count = len(column.distinct)
+    count = len(column.numbers)
     if not (column.numeric and column.whole and count >= MIN_NUMBERED_RECORDS) or _is_quantity(
         column
     ):
@@ -269,7 +274,7 @@ def _ask_of_gaps(label: ColumnStats) -> str:
 def cut_label(column: ColumnStats, edges: Sequence[float]) -> RoleGuess:
     """Describe the label whose numbers are cut into classes."""
     if column.words or not column.given:
-        odd = next((repr(value) for value in column.distinct if column.is_word(value)), "nothing")
+        odd = next(map(repr, column.word_texts), "nothing")
         raise DataError(
             f"{column.path}: column {column.name} holds {odd}, and --bins cuts numbers. If it has "
             "names of classes, leave --bins out."
@@ -322,11 +327,9 @@ def describe_feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess
         low, high = column.low, column.high
         high = high if high > low else low + 1
         why, missing = f"numbers from {low:,.12g} to {high:,.12g}", None
-        if column.gaps:
+        if gaps := column.gaps + column.words:
             missing = column.median
-            why += (
-                f"; missing in {_rows(column.gaps)}: an indicator, and the median {missing:,.12g}"
-            )
+            why += f"; missing in {_rows(gaps)}: an indicator, and the median {missing:,.12g}"
         declared = column.commas
         if declared == "decimal" and column.delimiter != ",":  # as in any such file
             declared = None
@@ -340,7 +343,8 @@ def describe_feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess
             missing=missing,
             commas=declared,
         )
-        doubt = _together(doubt, _ask_of_commas(column), _ask_of_stand_ins(column))
+        strays = _tell_of_strays(column.word_texts, column.words, "numbers")
+        doubt = _together(doubt, strays, _ask_of_commas(column), _ask_of_stand_ins(column))
         return RoleGuess(described, why, doubt)
     if column.boolean:
         return RoleGuess(Column(name=column.name, role="boolean"), "true or false", doubt)
@@ -348,14 +352,14 @@ def describe_feature(column: ColumnStats, doubt: str | None = None) -> RoleGuess
         doubt = _together(doubt, _ask_of_spelling(column))
     if column.prose or (count > MAX_CATEGORIES and column.rare and column.has_phrases):
         return _text(column, doubt)
-    if not count or (count > MAX_CATEGORIES and column.rare):
+    if count > MAX_CATEGORIES and _common_values(column):
+        return _describe_common(column, doubt)
+    if not count or count > MAX_CATEGORIES:
         raise DataError(
             f"{column.path}: column {column.name} cannot be kept. It has {column.different} "
             f"different values; a categorical column has at least one, and more than "
-            f"{MAX_CATEGORIES:,} only if they repeat."
+            f"{MAX_CATEGORIES:,} only if some are in {MIN_KEPT_ROWS} rows."
         )
-    if count > MAX_CATEGORIES:
-        return _common(column, doubt)
     described = Column(name=column.name, role="categorical", values=tuple(column.distinct))
     return RoleGuess(described, f"{count:,} categories" if count > 1 else "one category", doubt)
 
@@ -383,12 +387,23 @@ def _dates(column: ColumnStats, order: DateOrder, doubt: str | None) -> RoleGues
             "reaches that far."
         )
         doubt = _together(doubt, ask)
-    return RoleGuess(described, why, doubt)
+    strays = _tell_of_strays(column.undated_texts, column.undated, "dates")
+    return RoleGuess(described, why, _together(doubt, strays))
 
 
 def _together(*doubts: str | None) -> str | None:
     """Several doubts as one."""
     return " ".join(each for each in doubts if each) or None
+
+
+def _tell_of_strays(texts: Sequence[str], rows: int, kind: str) -> str | None:
+    """Tell of values that are no numbers, or no dates, and count as missing."""
+    if not rows:
+        return None
+    shown = ", ".join(quote_text(text[:MAX_STRAY_CHARACTERS]) for text in texts[:MAX_STRAYS_SHOWN])
+    more = f" and {len(texts) - MAX_STRAYS_SHOWN:,} more" if len(texts) > MAX_STRAYS_SHOWN else ""
+    named = f" ({shown}{more})" if shown else ""
+    return f"In {_rows(rows)} there are no {kind}{named}: these values count as missing."
 
 
 def _ask_of_stand_ins(column: ColumnStats) -> str | None:
@@ -414,18 +429,26 @@ def _ask_of_spelling(column: ColumnStats) -> str | None:
     return _together(ask_whether_one(column.distinct), na)
 
 
-def _most_common(column: ColumnStats) -> tuple[list[str], float]:
-    """The most common values, and the share of the rows that have one of them."""
+def _common_values(column: ColumnStats) -> list[str]:
+    """The most common values of a column with many rare ones, each in several rows."""
     counts = column.counts
-    most = sorted(counts, key=lambda value: (-counts[value], value))[:KEPT_CATEGORIES]
-    return most, sum(counts[value] for value in most) / column.given
+    common = (value for value in counts if counts[value] >= MIN_KEPT_ROWS)
+    return sorted(common, key=lambda value: (-counts[value], value))[:KEPT_CATEGORIES]
 
 
-def _common(column: ColumnStats, doubt: str | None) -> RoleGuess:
-    most, share = _most_common(column)
-    described = Column(name=column.name, role="categorical", values=tuple(most))
-    count = f"{column.different} categories"
-    why = f"the {KEPT_CATEGORIES} most common of {count}, in {share:.0%} of the rows"
+def _share_of(values: Sequence[str], column: ColumnStats) -> float:
+    """The share of a column's rows that have one of these values."""
+    return sum(column.counts[value] for value in values) / max(column.given, 1)
+
+
+def _describe_common(column: ColumnStats, doubt: str | None) -> RoleGuess:
+    """Describe a categorical column by its common values; all others are one category."""
+    values = _common_values(column)
+    described = Column(name=column.name, role="categorical", values=tuple(values))
+    why = (
+        f"the {len(values)} most common of {column.different} categories, in "
+        f"{_share_of(values, column):.0%} of the rows"
+    )
     return RoleGuess(described, why, doubt)
 
 
@@ -462,22 +485,21 @@ def guess_role(column: ColumnStats, people: People | None) -> RoleGuess:
         return leave_out(column, "free text in few rows", f"{keep}.")
     if column.prose:
         return _text(column)
-    if count > FEW_VALUES and 0 < column.words * 5 <= column.given:
+    if count > FEW_VALUES and 0 < column.words * 5 <= column.given and not column.coded:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return leave_out(column, f"numbers, except in {_rows(column.words)}", doubt)
     if column.unique and rows > FEW_VALUES:
         return leave_out(column, "different in every row", f"{keep}.")
-    if column.rare:
-        why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
-        return leave_out(column, why, keep_or_group)
     if people is not None and count == people.repeated:
         return leave_out(column, people.as_many, keep_or_group)
-    if count > MAX_CATEGORIES:
-        share = _most_common(column)[1]
-        if share >= MIN_KEPT_SHARE:
-            return _common(column, f"If this is not a category, use --ignore {name}.")
-        most = f"the {KEPT_CATEGORIES} most common in {share:.0%} of the rows"
-        why = f"{column.different} different values, {most}"
+    if column.rare or count > MAX_CATEGORIES:
+        numbered = column.uniform or _names_identifier(column)
+        share = _share_of(_common_values(column), column)
+        if share >= MIN_KEPT_SHARE and not (column.rare and numbered):
+            doubt = f"Others count as one. If this is not a category, use --ignore {name}"
+            more = f", or --group {name} if it identifies people" if people is None else ""
+            return _describe_common(column, f"{doubt}{more}.")
+        why = f"{column.different} different values in {_rows(rows)}: too rare to learn from"
         return leave_out(column, why, keep_or_group)
     doubt = f"Different in every row. If it identifies rows, use --ignore {name}."
     return describe_feature(column, doubt if column.unique and rows > 4 else None)

@@ -24,12 +24,19 @@ from terrine_tables.columns import (
     CodedValues,
     as_text,
     date_orders,
+    is_date,
+    is_other_date,
+    is_other_number,
     parse_number,
     read_date,
+    says_nothing,
 )
 
 # A column with at most this many distinct values is not taken for names, text or identifiers.
 FEW_VALUES = 20
+# Share of the rows whose value may be no number in a column of numbers, or no date in one of dates,
+# without saying that nothing is known: half of what may be read, as other files may have more.
+MAX_STRAY_SHARE = 0.05
 # Mean number of words from which values are prose.
 PROSE_WORDS = 5
 # Mean number of characters from which they are.
@@ -84,10 +91,14 @@ class Overflow:
     high: float = -math.inf
     words: int = 0
     """Rows whose value is not a number."""
+    otherwise: bool = False
+    """Whether a value is a number that is written in another way."""
+    undated: int = 0
+    """Rows whose value is not a date."""
     points: int = 0
-    """Rows whose value has a point and no comma."""
+    """Rows whose number has a point and no comma."""
     commas: bool = False
-    """Whether a value has a comma."""
+    """Whether a number has a comma."""
 
     def add(self, text: str, rows: int) -> None:
         """Note a value, and how many rows have it."""
@@ -98,12 +109,16 @@ class Overflow:
             self.low, self.high = min(self.low, value), max(self.high, value)
         else:
             self.words += rows
-        self.commas |= comma
-        self.points += rows if "." in text and not comma else 0
+            self.otherwise |= is_other_number(text)
+        self.commas |= comma and (math.isfinite(value) or is_other_number(text))
+        self.points += rows if "." in text and not comma and math.isfinite(value) else 0
+        known = date_orders([text]) if self.orders else []
+        if known or is_other_date(text):
+            self.orders = [order for order in self.orders if order in known]
+        elif self.orders:
+            self.undated += rows
         for order in self.orders:
-            if (day := read_date(text, order)) is None:
-                self.orders = [other for other in self.orders if other != order]
-            else:
+            if day := read_date(text, order):
                 self.first[order] = min(self.first.get(order, day), day)
                 self.last[order] = max(self.last.get(order, day), day)
 
@@ -162,8 +177,13 @@ class ColumnStats:
                 if self.rest is None:
                     usual: Commas | None = None if self.delimiter == "," else "decimal"
                     read_as = _commas(self.counts, self.delimiter) or usual
-                    self.rest = Overflow(date_orders(self.counts), read_as)
+                    self.rest = Overflow(self._common_orders(), read_as)
                 self.rest.add(text, rows)
+
+    def _common_orders(self) -> list[DateOrder]:
+        """In which all of the counted values that are dates are; none if too few are."""
+        dated = list(filter(is_date, self.counts))
+        return date_orders(dated) if 10 * len(dated) >= 9 * len(self.counts) else []
 
     def _count_runs(self, coded: CodedValues) -> None:
         if len(coded.places):
@@ -214,7 +234,7 @@ class ColumnStats:
     @property
     def median(self) -> float:
         """The median of a numeric column."""
-        ordered = sorted((self.numbers[text], rows) for text, rows in self.counts.items())
+        ordered = sorted((number, self.counts[text]) for text, number in self.numbers.items())
         ends = list(itertools.accumulate(rows for _, rows in ordered))
         middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
         low, high = (ordered[bisect.bisect_right(ends, place)][0] for place in middle)
@@ -224,14 +244,16 @@ class ColumnStats:
     def words(self) -> int:
         """Rows whose value is not a number."""
         counts, rest = self.counts, self.rest
-        words = sum(counts[text] for text, value in self.numbers.items() if math.isnan(value))
+        words = sum(counts[text] for text in self.word_texts)
         if rest is None:
             return words
         return words + rest.words + (rest.points if self.decimal else 0)
 
-    def is_word(self, value: str) -> bool:
-        """Whether a counted value is not a number."""
-        return math.isnan(self.numbers[value])
+    @cached_property
+    def word_texts(self) -> list[str]:
+        """The counted values that are not numbers, those of most rows first."""
+        words = (text for text in self.distinct if text not in self.numbers)
+        return sorted(words, key=lambda text: -self.counts[text])
 
     def rows_between(self, edges: Sequence[float]) -> list[int]:
         """The rows below, between and above increasing edges, of those with a counted number."""
@@ -242,8 +264,22 @@ class ColumnStats:
 
     @cached_property
     def numeric(self) -> bool:
-        """Whether the values are quantities, not codes such as 00417."""
-        return self._all_numbers and not self._coded
+        """Whether the values are quantities, not codes such as 00417.
+
+        Of many numbers, those in a few rows may be other texts: they count as missing.
+        """
+        if not self.words:
+            return self.given > 0 and not self.coded
+        rest, words = self.rest, self.word_texts
+        if rest is not None and (rest.otherwise or (self.decimal and rest.points)):
+            return False
+        many = len(self.numbers) > FEW_VALUES and not self.coded
+        return many and not any(map(is_other_number, words)) and self._are_few(words, self.words)
+
+    def _are_few(self, texts: Sequence[str], rows: int) -> bool:
+        """Whether few of these rows have another text than what says that nothing is known."""
+        known = sum(self.counts[text] for text in texts if says_nothing(text))
+        return rows - known <= MAX_STRAY_SHARE * self.given
 
     @property
     def stand_ins(self) -> list[float]:
@@ -281,14 +317,14 @@ class ColumnStats:
 
     @property
     def whole(self) -> bool:
-        """Whether all numbers are integers."""
-        return all(value.is_integer() for value in self.numbers.values())
+        """Whether there are numbers, and all are integers."""
+        return bool(self.numbers) and all(value.is_integer() for value in self.numbers.values())
 
     @property
     def unread_number(self) -> str | None:
         """A number that is written in a way that is not read, if nearly all values are such: 1 234,
         1'234, 1.234.567, $5 or 12 %."""
-        others = [text for text, value in self.numbers.items() if math.isnan(value)]
+        others = self.word_texts
         unread = [text for text in others if _UNREAD_NUMBER.fullmatch(text)]
         nearly = 10 * (len(others) - len(unread)) <= len(self.distinct)
         return unread[0] if len(unread) > FEW_VALUES and nearly else None
@@ -345,12 +381,29 @@ class ColumnStats:
 
     @cached_property
     def date_order(self) -> DateOrder | None:
-        """The order of year, month and day, if all values are dates and it is unambiguous."""
+        """The order of year, month and day, if all values are dates and it is unambiguous.
+
+        Those in a few rows may be other texts: they count as missing.
+        """
         if not self.dates:
             return None
-        rest = self.rest
-        orders = date_orders(self.distinct) if rest is None else rest.orders
+        rest, texts = self.rest, self.undated_texts
+        orders = self._common_orders() if rest is None else rest.orders
+        if any(map(is_other_date, texts)) or not self._are_few(texts, self.undated):
+            return None
         return orders[0] if len(orders) == 1 or "year-month-day" in orders else None
+
+    @cached_property
+    def undated_texts(self) -> list[str]:
+        """The counted values that are no dates in any order, those of most rows first."""
+        texts = (text for text in self.distinct if not is_date(text))
+        return sorted(texts, key=lambda text: -self.counts[text])
+
+    @property
+    def undated(self) -> int:
+        """Rows whose value is not a date."""
+        rest = 0 if self.rest is None else self.rest.undated
+        return sum(self.counts[text] for text in self.undated_texts) + rest
 
     def span(self, order: DateOrder) -> tuple[date, date]:
         """The first and the last day, of dates in this order."""
@@ -381,11 +434,7 @@ class ColumnStats:
     @property
     def fractional(self) -> bool:
         """Whether some value is a number that is not whole."""
-        return any(not value.is_integer() for value in self.numbers.values() if value == value)
-
-    @property
-    def _all_numbers(self) -> bool:
-        return self.given > 0 and not self.words
+        return any(not value.is_integer() for value in self.numbers.values())
 
     @property
     def counted(self) -> int:
@@ -394,26 +443,30 @@ class ColumnStats:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """The counted values as numbers; NaN for those that are not finite numbers."""
+        """Of the counted values those that are finite numbers, as such."""
         comma, thousands = self.decimal, self.commas == "thousands"
+        found = dict[str, float]()
         if _PLAIN.fullmatch("\n".join(self.distinct)):  # what else float reads has other letters
             with suppress(ValueError):
-                return {
-                    text: value if math.isfinite(value := float(text)) else math.nan
-                    for text in self.distinct
-                }
-        found = {
+                found = {text: float(text) for text in self.distinct}
+        found = found or {
             text: parse_number(text, decimal_comma=comma, thousands=thousands)
             for text in self.distinct
         }
-        return {text: v if math.isfinite(v) else math.nan for text, v in found.items()}
+        return {text: value for text, value in found.items() if math.isfinite(value)}
 
     @property
-    def _coded(self) -> bool:
-        lengths = set(map(len, self.distinct))
+    def coded(self) -> bool:
+        """Whether the numbers are codes, of one length with leading zeros: 00417."""
+        lengths = set(map(len, self.numbers))
         if len(lengths) > 1 or lengths == {1} or not self.whole:
             return False
-        return any(text.startswith("0") for text in self.distinct)
+        return any(text.startswith("0") for text in self.numbers)
+
+
+def _is_marked(text: str) -> bool:
+    """Whether a text is a number with a comma."""
+    return bool(DECIMAL_COMMA.fullmatch(text) or THOUSANDS.fullmatch(text))
 
 
 def _commas(texts: Iterable[str], delimiter: str) -> Commas | None:
@@ -422,7 +475,7 @@ def _commas(texts: Iterable[str], delimiter: str) -> Commas | None:
     Where 1,234 may be either, they separate thousands in a file whose fields commas separate, and
     are decimal signs in others.
     """
-    marked = [text for text in texts if "," in text]
+    marked = [text for text in texts if "," in text and (_is_marked(text) or is_other_number(text))]
     if not marked:
         return None
     decimal = all(map(DECIMAL_COMMA.fullmatch, marked))
