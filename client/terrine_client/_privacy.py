@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from terrine_client._receipts import ReceiptReport, Receipts
 from terrine_client.client import Client
 from terrine_client.errors import ClientError, ConfigurationError, NotFound
-from terrine_protocol import Budget, HistogramRelease, MechanismSpec, ProjectInfo
+from terrine_protocol import Budget, MechanismSpec, ProjectInfo, Release, SumRelease
 from terrine_protocol.base import Record, RuleInfo, Sha256, first_problem
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.transparency import Policy
@@ -63,7 +63,7 @@ class PrivacyStatement(Record):
     epsilon: float
     delta: float
     """The budget: all that the project ever releases, to anybody, never costs more."""
-    release: HistogramRelease | None = None
+    release: Release | None = None
     """What the project began with, and the owner designed what was asked of; the budget paid."""
     margins: tuple[float, float] | None = None
     """(ε, δ) of such histograms of earlier versions, which a project of their own released."""
@@ -94,7 +94,13 @@ class PrivacyStatement(Record):
         parameters = self.mechanism.model_dump(mode="json", exclude_none=True)
         name = parameters.pop("name")
         shown = ", ".join(f"{key} = {value}" for key, value in parameters.items())
-        if self.release is not None:
+        if isinstance(self.release, SumRelease):
+            shown += (
+                f"one release of {self.release.features + 1:,} sums for each of "
+                f"{self.release.classes} classes, sigma = {self.release.sigma:g}, of features of "
+                f"norm {self.release.norm:,} at most"
+            )
+        elif self.release is not None:
             histograms = f"{len(self.release.cells)} histograms, sigma = {self.release.sigma:g}"
             shown += f"; the project began with {histograms}, by which what was asked was designed"
         epsilon, delta, of_margins = self.epsilon, self.delta, ""

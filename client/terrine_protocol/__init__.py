@@ -59,7 +59,9 @@ from terrine_protocol.projects import (
     ProjectPage,
     ProjectUpdate,
     PublishingTerms,
+    Release,
     SecretSpend,
+    SumRelease,
 )
 from terrine_protocol.schema import Column, PublicSource, TableSchema
 from terrine_protocol.tokens import (
@@ -112,11 +114,13 @@ __all__ = [
     "PublishingTerms",
     "Ready",
     "ReceiptPage",
+    "Release",
     "Reply",
     "Role",
     "RowsRequest",
     "RuleInfo",
     "SecretSpend",
+    "SumRelease",
     "TableSchema",
     "TokenCreate",
     "TokenCreated",

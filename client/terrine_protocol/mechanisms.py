@@ -80,6 +80,12 @@ class NeighboursSpec(Specification):
     ] = 1
 
 
+class SumsSpec(Specification):
+    """Answers all queries from sums that the project begins with; needs such an ensemble."""
+
+    name: Literal["sums"]
+
+
 class ConfidentGNMaxSpec(Specification):
     """Answers only when the noisy maximum reaches a threshold (Papernot et al. 2018, Alg. 1)."""
 
@@ -165,6 +171,7 @@ MechanismSpec = Annotated[
     | Annotated[GNMaxSpec, Tag("gnmax")]
     | Annotated[NoisyVotesSpec, Tag("noisy_votes")]
     | Annotated[NeighboursSpec, Tag("neighbours")]
+    | Annotated[SumsSpec, Tag("sums")]
     | Annotated[ConfidentGNMaxSpec, Tag("confident_gnmax")]
     | Annotated[InteractiveGNMaxSpec, Tag("interactive_gnmax")]
     | Annotated[ImmutableSpec, Tag("immutable")]

@@ -7,7 +7,7 @@ import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, field_validator, model_validator
 
 from terrine_protocol.base import (
     PROTECTS,
@@ -122,6 +122,30 @@ class HistogramRelease(Record):
     schema_sha256: Annotated[Sha256, Field(description="Of the schema that the cells follow from.")]
 
 
+class SumRelease(Record):
+    """Sums, by class, of public features: all that a project on an ensemble of `sums` tells.
+
+    Each person counts once. All of this is public.
+    """
+
+    kind: Literal["sums"] = "sums"
+    sigma: Annotated[float, Field(gt=0, description="Noise in every sum.")]
+    norm: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="The most that a person's features are long: whole numbers, to which "
+            "longer ones are shortened. It is the unit of the class counts, too.",
+        ),
+    ]
+    features: Annotated[int, Field(ge=1, description="Sums of a class, beside its count.")]
+    classes: Annotated[int, Field(ge=2)]
+    map_sha256: Annotated[Sha256, Field(description="Of the public map of inputs to features.")]
+
+
+Release = Annotated[HistogramRelease | SumRelease, Discriminator("kind")]
+
+
 class EnsembleFacts(Reply):
     """What students may know of an ensemble's teachers. It never changes."""
 
@@ -177,11 +201,11 @@ class EnsembleFacts(Reply):
         ),
     ] = False
     release: Annotated[
-        HistogramRelease | None,
+        Release | None,
         Field(
             exclude_if=absent,
-            description="What each project begins with, and pays for by its first charge: of this "
-            "the inputs were designed.",
+            description="What each project begins with, and pays for by its first charge: "
+            "histograms, of which the inputs were designed, or sums, which answer all queries.",
         ),
     ] = None
 

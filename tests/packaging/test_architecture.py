@@ -22,7 +22,7 @@ PLAN = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 STEPS = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", PLAN)))
 NAMED = sorted(set(re.findall(r"`(\w+)`\s(?:in|of)\s`([\w/]+\.py)`", PLAN)))
 FILES = sorted(set(re.findall(r"`([\w/]+/[\w/]+\.py)`", PLAN)))
-MOST_LINES_OF_THE_PROMISE = 4_700
+MOST_LINES_OF_THE_PROMISE = 4_900
 
 
 def where(path: str) -> Path:

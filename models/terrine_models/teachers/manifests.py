@@ -46,7 +46,7 @@ from terrine_models.teachers.shards import Shards
 from terrine_protocol.base import Record, Sha256, absent
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import write_atomically
-from terrine_protocol.projects import HistogramRelease, ImageFormat
+from terrine_protocol.projects import ImageFormat, Release
 from terrine_protocol.schema import PublicSource, TableSchema
 
 # The tensors of a run of teachers.
@@ -229,8 +229,9 @@ class EnsemblePlan(Record):
     teachers: Annotated[int, Field(ge=1, le=100_000_000)]
     units: Annotated[int, Field(ge=1, description="Units in all: rows, or people if grouped.")]
     partition: Partition | None = None
-    release: Annotated[HistogramRelease | None, Field(exclude_if=absent)] = None
-    """What was released of the records to design what is asked: all projects begin with it."""
+    release: Annotated[Release | None, Field(exclude_if=absent)] = None
+    """What was released of the records, and all projects begin with: to design what is asked, or,
+    of sums, to answer."""
     versions: dict[str, str]
 
     @model_validator(mode="before")

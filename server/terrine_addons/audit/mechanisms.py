@@ -22,6 +22,7 @@ from terrine_addons.audit.findings import AuditFinding
 from terrine_server.privacy import (
     GaussianArgmax,
     GaussianNoisyCounts,
+    Histograms,
     LaplaceArgmax,
     Mechanism,
     NeighbourCounts,
@@ -31,7 +32,6 @@ from terrine_server.privacy import (
     Units,
     VoteOutcome,
     build_mechanism,
-    build_release,
     gdp_squared,
     quote,
     rdp,
@@ -78,9 +78,7 @@ def _draw_counts(draws: int) -> NDArray[np.int64]:
 def _draw_histograms(draws: int) -> NDArray[np.int64]:
     """Return what is added to every cell of the histograms that a project begins with."""
     cells = (len(EXAMPLE_COUNTS),) * -(-min(draws, MAX_RELEASED) // len(EXAMPLE_COUNTS))
-    release = build_release(
-        {"kind": "histograms", "sigma": 4.0, "cells": cells, "schema_sha256": "00" * 32}
-    )
+    release = Histograms(4.0, cells, schema_sha256="00" * 32)
     histograms = [np.array(EXAMPLE_COUNTS)] * len(cells)
     told = [release.add_noise(histograms) for _ in range(-(-draws // sum(cells)))]
     return np.asarray(np.array(told, np.int64) - np.array(EXAMPLE_COUNTS)).ravel()

@@ -27,7 +27,7 @@ from terrine_server.admin.rendering import (
 from terrine_server.api.paths import PAGES_PATH
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.errors import InvalidTerms, NotFound, ServiceError
-from terrine_server.ledger import NEIGHBOURS, EnsembleRecord, Ledger
+from terrine_server.ledger import NEIGHBOURS, SUMS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import (
     ProjectQuote,
     max_fitting_epsilon,
@@ -178,13 +178,19 @@ def _page(
         mechanisms={
             name: (each.__doc__ or "").partition("\n")[0]
             for name, each in MECHANISM_SPECS.items()
-            if chosen is None or (name == NEIGHBOURS) == (chosen.facts.kind == NEIGHBOURS)
+            if chosen is None or _suits(name, chosen.facts.kind)
         },
         mechanism=mechanism if spec else "",
         parameters=list(_list_parameters(spec.model_fields)) if spec else [],
         outlook=outlook,
         problems=problems,
     )
+
+
+def _suits(mechanism: str, kind: str) -> bool:
+    """Return whether a project of a mechanism can be opened on an ensemble of a kind."""
+    of_one_kind = {NEIGHBOURS, SUMS}
+    return mechanism == kind or not of_one_kind & {mechanism, kind}
 
 
 def _list_parameters(fields: Mapping[str, FieldInfo]) -> Iterator[Parameter]:
@@ -229,7 +235,7 @@ def _price_terms(
     cap = next(c for c in list_caps(ledger) if c.population.id == ensemble.population.id)
     price = price_like(mechanism, terms, ensemble.population)
     answered = right = None
-    if terms.allowance is None:
+    if terms.allowance is None and terms.prices:
         votes = _expected_votes(ensemble, consensus)
         if mechanism.needs_probabilities:
             votes = votes.with_expected_student()
@@ -259,6 +265,8 @@ def _choose_parameters(
             raise ParameterError(f"To propose parameters, {key} must be known: give a number.")
         terms.append(float(value))
     epsilon, delta = terms
+    if mechanism == SUMS:
+        return {}  # the noise is that of the ensemble
     if mechanism == NEIGHBOURS:
         queries = parse_number(given.get("queries", ""))
         if not isinstance(queries, int):
@@ -301,6 +309,12 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
         epsilon=float(wanted),
         joined=ensemble.population.limit,
     )
+    if facts.kind == SUMS:  # what it begins with is all that it asks
+        return {
+            "mechanism": SUMS,
+            "delta": f"{setting.delta:g}",
+            "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
+        }
     if facts.kind == NEIGHBOURS:
         found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
         first: FirstProject = setting.of_neighbours(found)

@@ -26,6 +26,7 @@ from terrine_server.ledger.migrating import check_rights, check_writable, upgrad
 from terrine_server.ledger.projects import Maintenance, NewProject, RestoredProjects
 from terrine_server.ledger.records import (
     NEIGHBOURS,
+    SUMS,
     ChargedBatch,
     ChargeRecord,
     Edition,

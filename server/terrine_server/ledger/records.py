@@ -24,6 +24,8 @@ from terrine_server.privacy import (
 
 # The kind of an ensemble whose units vote themselves, and have accounts in each project.
 NEIGHBOURS = "neighbours"
+# The kind of an ensemble that has noisy sums of its records alone, which answer all queries.
+SUMS = "sums"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from terrine_protocol.names import find_unshown
 from terrine_server.errors import CapExceeded, Conflict, InvalidTerms
 from terrine_server.ledger import (
     NEIGHBOURS,
+    SUMS,
     Action,
     Actor,
     EnsembleRecord,
@@ -54,6 +55,7 @@ from terrine_server.privacy import (
     Neighbours,
     NoisyVotes,
     ParameterError,
+    SumAnswers,
     Terms,
     build_mechanism,
     cap,
@@ -103,9 +105,10 @@ def max_fitting_epsilon(
     """
     population = ensemble.population
     most = population.epsilon if most is None else min(most, population.epsilon)
-    # With so much noise that any ε pays for a query: how many it buys is not the question.
     facts = ensemble.facts
-    noisy = NoisyVotes(facts.teachers, len(facts.classes), MAX_SIGMA)
+    size = facts.teachers, len(facts.classes)
+    # With so much noise that any ε pays for a query: how many it buys is not the question.
+    noisy = SumAnswers(*size) if facts.kind == SUMS else NoisyVotes(*size, MAX_SIGMA)
 
     def fits(epsilon: float) -> bool | None:
         """None: it pays for nothing, so it is too little, and not too much."""
@@ -342,6 +345,8 @@ def open_project(ledger: Ledger, request: ProjectOpen, by: Actor | None = None) 
 
 def _check_neighbours(ensemble: EnsembleRecord, mechanism: Mechanism) -> None:
     """Raise `ParameterError` unless units vote exactly where an ensemble has units that can."""
+    if isinstance(mechanism, SumAnswers) or ensemble.facts.kind == SUMS:
+        return  # `quote` compares them with what projects begin with
     if (ensemble.facts.kind == NEIGHBOURS) == isinstance(mechanism, Neighbours):
         return
     if isinstance(mechanism, Neighbours):

@@ -31,6 +31,7 @@ from terrine_server.privacy.events import NeighbourCounts
 from terrine_server.privacy.mechanisms import build_mechanism
 from terrine_server.privacy.mechanisms.base import Mechanism
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.sums import SumAnswers
 from terrine_server.privacy.parameters import (
     MAX_EPSILON,
     MAX_SIGMA,
@@ -39,7 +40,7 @@ from terrine_server.privacy.parameters import (
     check_epsilon,
 )
 from terrine_server.privacy.quoting import Cap, cap, cap_order, quote, split_delta
-from terrine_server.privacy.releases import Histograms
+from terrine_server.privacy.releases import Histograms, Sums
 
 # Noise with three digits: enough to choose from, and easy to type.
 SIGMAS = tuple(
@@ -306,6 +307,57 @@ def plan_histograms(
             f"{len(cells):,} columns. A larger one would do, or fewer columns."
         ) from None
     return Histograms(sigma, cells, schema_sha256)
+
+
+# Of the whole numbers that features are written as. A longer one only adds digits; of a shorter
+# one little is left after rounding.
+MAX_SUM_NORM, MIN_SUM_NORM = 1024, 16
+
+
+def plan_norm(epsilon: float, delta: float) -> int:
+    """Return the greatest norm of features, up to `MAX_SUM_NORM`, whose sums a project can release.
+
+    Their noise, about 2·norm/μ, can be drawn. Raises `ParameterError` if it is too small.
+    """
+
+    def mu(epsilon: float) -> float:
+        return math.sqrt(gdp_budget(epsilon, split_delta([], delta).conversion))
+
+    def norm(epsilon: float) -> int:
+        # A little less than what fits, for noise has three digits.
+        return min(MAX_SUM_NORM, int(mu(epsilon) * MAX_SIGMA / 2 * 0.99))
+
+    if norm(epsilon) >= MIN_SUM_NORM:
+        return norm(epsilon)
+    wanted = epsilon
+    while norm(wanted) < MIN_SUM_NORM:
+        wanted *= 1.1
+    raise ParameterError(
+        f"ε = {epsilon:g} is too small for sums: they would need more noise than can be drawn. An "
+        f"ε of {float(f'{wanted * 1.05:.2g}'):g} would do."
+    )
+
+
+def plan_sums(
+    norm: int, features: int, classes: int, map_sha256: str, epsilon: float, delta: float
+) -> Sums:
+    """Return sums with the least noise, of three digits, for which (ε, δ) pays; of a `plan_norm`.
+
+    Raises `ParameterError` if there are too many, or no noise that can be drawn is enough.
+    """
+    given = norm, features, classes, map_sha256
+
+    def fits(sigma: float) -> bool:
+        release = Sums(sigma, *given)
+        try:
+            quote(SumAnswers(1, classes), epsilon, delta, release=release.spec)
+        except ParameterError:
+            return False
+        return True
+
+    Sums(MAX_SIGMA, *given)  # raises for too many
+    about = 2 * norm / math.sqrt(gdp_budget(epsilon, split_delta([], delta).conversion))
+    return Sums(_least_sigma(fits, "sums", epsilon, about), *given)
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,8 @@ def _list_variants(
     """
     given = mechanism.answer_share if isinstance(mechanism, JointlyPriced) else None
     variants: list[tuple[Mechanism, Rule | None]] = [(mechanism, None)] if given is None else []
+    if not mechanism.events():  # nothing but a release, which costs least in Gaussian DP
+        return variants
     if isinstance(mechanism, Neighbours) or (cap_rule.order is None and given is None):
         return variants  # `quote` takes the better rule for accounts
     events = mechanism.events()
@@ -217,6 +219,8 @@ MIN_ANSWERS_PER_CLASS = 10
 
 def small_budget_warning(terms: Terms, classes: int) -> str | None:
     """Return what is wrong with a budget that buys too few answers to learn from, or None."""
+    if not terms.prices:
+        return None
     choice = terms.choice
     answers = choice.considered[0].answers if choice else terms.affordable(terms.start)
     if answers >= MIN_ANSWERS_PER_CLASS * classes:

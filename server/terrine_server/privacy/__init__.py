@@ -36,10 +36,11 @@ from terrine_server.privacy.mechanisms.base import (
 )
 from terrine_server.privacy.mechanisms.neighbours import Accounts, Neighbours, Units
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
+from terrine_server.privacy.mechanisms.sums import SumAnswers
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
 from terrine_server.privacy.prices import Price, price
 from terrine_server.privacy.published import BoundRelease
 from terrine_server.privacy.quoting import Cap, cap, cap_order, cap_share, quote
-from terrine_server.privacy.releases import Histograms, build_release
+from terrine_server.privacy.releases import Histograms, Sums, build_release
 from terrine_server.privacy.rules import GDP, Rule

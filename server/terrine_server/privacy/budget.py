@@ -149,7 +149,8 @@ class Terms:
     prices of queries with a baseline, ascending; none of them has a schedule.
     `allowance`: of every unit, for `neighbours` alone. Then the budget is that of `queries`, each
     at one price, and what is taken of the cap never exceeds `cap_budget`, the price of it all.
-    `release`: what the project begins with; its price comes first out of the budget.
+    `release`: what the project begins with; its price comes first out of the budget. `prices`:
+    empty where that is all that is ever paid for.
     """
 
     epsilon: float
@@ -214,7 +215,8 @@ class Terms:
         """
         worst = self._worst_prices[baseline]
         return (
-            account.spent + worst.cost <= self.budget
+            bool(self.prices)
+            and account.spent + worst.cost <= self.budget
             and account.delta_spent + worst.delta <= self.delta_budget - self._reserved(account)
         )
 
@@ -223,6 +225,8 @@ class Terms:
 
         Publications still to come may free nothing.
         """
+        if not self.prices:
+            return 0
         worst, publications = self.worst, self._publications_left(account)
         left = self.budget - account.spent
         delta_left = self.delta_budget - self._reserved(account) - account.delta_spent

@@ -62,7 +62,9 @@ def highest_price(prices: Iterable[Price]) -> Price:
 
 
 def by_component(choose: Callable[[Iterable[int]], int], prices: Sequence[Price]) -> Price:
-    """Return the price that `choose` makes of each component."""
+    """Return the price that `choose` makes of each component; of no prices, nothing."""
+    if not prices:
+        return Price(0, 0, 0)
     return Price(
         cost=choose(price.cost for price in prices),
         delta=choose(price.delta for price in prices),

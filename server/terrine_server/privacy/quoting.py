@@ -40,7 +40,7 @@ from terrine_server.privacy.parameters import (
 )
 from terrine_server.privacy.prices import Price, highest_price, price, publication_price
 from terrine_server.privacy.published import BoundRelease
-from terrine_server.privacy.releases import build_release
+from terrine_server.privacy.releases import Sums, build_release
 from terrine_server.privacy.rules import GDP, Rule, opening_rule, search_order
 
 STABILITY_SHARE = Fraction(1, 20)
@@ -79,7 +79,8 @@ def quote(
     `opening_rule`. `publishing`: how the project publishes a bound on its spend, and after how many
     paid queries each time; rule and cap then have the same order. `release`: what the project
     begins with (`releases.build_release`), which the same budget pays for.
-    Raises `ParameterError` if the budget is malformed or does not pay for a single query.
+    Raises `ParameterError` if the budget is malformed, or does not pay for a single query or, where
+    none is ever paid for, for the release.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta("delta", delta)
     events = mechanism.events()
@@ -87,6 +88,16 @@ def quote(
     shares = (split.stability, split.publication, split.sampler)
     delta_budget = sum(floor_units(share, DELTA_UNITS) for share in shares)
     begun = None if release is None else build_release(release)
+    if events and isinstance(begun, Sums):
+        raise ParameterError(
+            f"{mechanism.name} asks votes, and this ensemble has sums alone. Use the mechanism "
+            "sums."
+        )
+    if not events and not isinstance(begun, Sums):
+        raise ParameterError(
+            f"{mechanism.name} answers from sums that a project begins with, and this ensemble has "
+            "none. Use another mechanism, or an ensemble of the kind sums."
+        )
     if isinstance(mechanism, Neighbours) and publishing is None:
         if begun is not None:
             raise ParameterError("A project of neighbours begins with no release.")
@@ -121,7 +132,8 @@ def quote(
         by_baseline=by_baseline,
         release=paid,
     )
-    if terms.affordable(terms.start) < 1:
+    pays = terms.start.spent <= budget and terms.start.delta_spent <= delta_budget
+    if not pays or (prices and terms.affordable(terms.start) < 1):
         raise ParameterError(_explain_expense(terms))
     return terms
 
@@ -198,6 +210,10 @@ def split_delta(
 
 def check_publishable(mechanism: Mechanism) -> None:
     """Raise `ParameterError` if the mechanism has no known data-dependent analysis."""
+    if not mechanism.events():
+        raise ParameterError(
+            f"{mechanism.name} costs the same whatever records hold, once. Use `worst_case`."
+        )
     counted = (GaussianNoisyCounts, NeighbourCounts)
     if any(isinstance(event, counted) for event in mechanism.events().values()):
         raise ParameterError(

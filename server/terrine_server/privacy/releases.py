@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from terrine_server.privacy.events import ReleasedCounts
 from terrine_server.privacy.noise import Entropy, add_noise, discrete_gaussian
-from terrine_server.privacy.parameters import ParameterError, check_sigma
+from terrine_server.privacy.parameters import ParameterError, check_sigma, integer
 
 # Numbers in one release. So many draws are within 2⁻²¹⁵ of the ideal in total variation, which,
 # multiplied by 1 + e¹⁰⁰, is below the unit of δ that an entry pays for the sampler.
@@ -73,11 +73,68 @@ class Histograms:
         return np.split(whole, np.cumsum(self.cells)[:-1])
 
 
+# Of a person's features. A greater one only adds digits.
+MAX_NORM = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all units of public features, for each class, with noise on each number.
+
+    `norm`: a whole number c, at most which each unit's features are long. A constant feature c is
+    among them, so that its sums are the class counts. `features`: d, without it. `map_sha256`: of
+    the public map that makes features of an input. Replacing a unit moves the (d + 1)·m sums by a
+    vector whose length is at most 2c (docs/privacy/sums.md).
+    """
+
+    kind: ClassVar[str] = "sums"
+    sigma: float
+    norm: int
+    features: int
+    classes: int
+    map_sha256: str
+
+    def __post_init__(self) -> None:
+        check_sigma("sigma", self.sigma)
+        integer("norm", self.norm, 1, MAX_NORM, "it bounds what one unit adds to the sums")
+        integer("features", self.features, 1, MAX_RELEASED, "there is a sum of each")
+        integer("classes", self.classes, 2, MAX_RELEASED, "a label needs at least two classes")
+        if (count := (self.features + 1) * self.classes) > MAX_RELEASED:
+            raise ParameterError(
+                f"These are {count:,} sums; at most {MAX_RELEASED:,} can be released. Use fewer "
+                "features, or fewer classes."
+            )
+
+    @property
+    def event(self) -> ReleasedCounts:
+        """What it costs, as a cost event."""
+        return ReleasedCounts(self.sigma, squared=4 * self.norm**2)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Its kind and parameters, as JSON."""
+        return {"kind": self.kind, **vars(self)}
+
+    def add_noise(
+        self, sums: NDArray[np.int64], entropy: Entropy = os.urandom
+    ) -> NDArray[np.int64]:
+        """Return the sums, int64[d + 1, m], with noise. Raises ValueError for other shapes."""
+        shape = (self.features + 1, self.classes)
+        if sums.shape != shape or sums.dtype != np.int64:
+            raise ValueError("these are not sums of these features")
+        return add_noise(sums.ravel(), discrete_gaussian(self.sigma), entropy).reshape(shape)
+
+
+Release = Histograms | Sums
+
 # The kinds of release, by name.
-RELEASES: Mapping[str, Callable[..., Histograms]] = {Histograms.kind: Histograms}
+RELEASES: Mapping[str, Callable[..., Release]] = {
+    Histograms.kind: Histograms,
+    Sums.kind: Sums,
+}
 
 
-def build_release(spec: Mapping[str, Any]) -> Histograms:
+def build_release(spec: Mapping[str, Any]) -> Release:
     """Return the release that `spec` describes by its "kind" and parameters.
 
     Raises `ParameterError` for anything else.

@@ -16,6 +16,7 @@ from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
 from terrine_server.privacy.mechanisms.registration import MechanismKind
 from terrine_server.privacy.mechanisms.stable import StableArgmax
+from terrine_server.privacy.mechanisms.sums import SumAnswers
 from terrine_server.privacy.parameters import ParameterError
 
 # Entry points of other packages: mechanisms that no line of this one knows.
@@ -32,6 +33,7 @@ MECHANISMS: Mapping[str, MechanismKind] = {
         InteractiveGNMax,
         Immutable,
         StableArgmax,
+        SumAnswers,
     )
 }
 # Those that answer with labels alone and need nothing of the student, for a plan to choose from.
