@@ -19,13 +19,14 @@ from sklearn.ensemble import RandomForestClassifier
 from support.wording import refuses
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.public import PublicData
+from terrine_models.features.trees import MAX_DEPTH, round_down
 from terrine_models.storage.manifests import StoreError, save_tensors
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Forests, load_manifest
 from terrine_models.teachers.manifests import Trained, save_manifest
 from terrine_models.teachers.shards import TrainingError, partition_records
 from terrine_models.teachers.training import train_ensemble
-from terrine_models.teachers.trees import MAX_DEPTH, Trees, as_tensors, fit_forest, round_down
+from terrine_models.teachers.trees import Trees, as_tensors, fit_forest
 
 Floats = NDArray[np.float32]
 FEW = Forests(trees=8)
@@ -44,7 +45,7 @@ def table(rows: int, classes: int = 2, seed: int = 0) -> Dataset:
 
 def theirs(x: Floats, y: NDArray[np.int64]) -> tuple[Any, Trained]:
     forest = RandomForestClassifier(20, max_depth=MAX_DEPTH, random_state=0).fit(x, y)
-    return forest, as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, 5)
+    return forest, as_tensors(forest.estimators_, forest.classes_, 5)
 
 
 def at_thresholds(x: Floats, tensors: Trained, rows: int) -> Floats:

@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from terrine_models.data.arrays import Dataset
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.public import PublicData
+from terrine_models.features.trees import MAX_DEPTH, Floats, Ints, TreeNodes, forest_arrays
 from terrine_models.storage.manifests import SETTINGS_CONFIG, FeatureSpec, StoreError
 from terrine_models.teachers.manifests import (
     EnsemblePlan,
@@ -36,8 +37,6 @@ from terrine_models.teachers.networks import match_biases
 from terrine_models.teachers.shards import Shards, TrainingError
 from terrine_protocol.schema import PublicSource
 
-# Questions from the root to a leaf, at most.
-MAX_DEPTH = 16
 # In one forest.
 MAX_TREES = 10_000
 # Probabilities are added as whole numbers of 1 / PROBABILITY_UNIT: their sum is the same in any
@@ -47,9 +46,6 @@ PROBABILITY_UNIT = 2.0**40
 MAX_PAIRS = 2**15
 # Scratch memory for each of them, beside 8 bytes for each class.
 PAIR_BYTES = 64
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Trees:
@@ -67,16 +63,11 @@ class Trees:
     ) -> None:
         check_types(tensors, classes, where)
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        sizes: Ints = arrays["nodes"].ravel().astype(np.int64)
-        feature, leaves, biases = arrays["feature"], arrays["leaves"], arrays["biases"]
-        if (sizes < 1).any() or sizes.sum() != len(feature):
-            raise StoreError(f"{where}: the numbers of nodes do not add up to {len(feature)}.")
-        if not ((feature >= -1) & (feature < columns)).all():
-            raise StoreError(f"{where}: a feature is not one of 0 to {columns - 1}, or -1.")
-        if not np.isfinite(arrays["threshold"]).all():
-            raise StoreError(f"{where}: a threshold is not finite.")
-        inner = feature >= 0
-        child = _children(inner, sizes, where)
+        leaves, biases = arrays["leaves"], arrays["biases"]
+        self._nodes = TreeNodes(
+            arrays["nodes"].ravel(), arrays["feature"], arrays["threshold"], columns, where
+        )
+        inner = self._nodes.inner
         if len(leaves) != (~inner).sum():
             raise StoreError(f"{where}: {len(leaves)} leaves, expected {(~inner).sum()}.")
         if not ((leaves >= 0) & (leaves <= 1)).all() or (abs(leaves.sum(1) - 1) > 1e-6).any():
@@ -85,11 +76,7 @@ class Trees:
             raise StoreError(f"{where}: a bias is not between -1 and 1.")
         self.forests, self.trees = arrays["nodes"].shape
         self.columns, self.classes = columns, classes
-        self._roots: Ints = (np.cumsum(sizes) - sizes).reshape(self.forests, self.trees)
-        # A leaf leads to itself: nothing exceeds infinity.
-        self._child: Ints = np.where(inner, child, np.arange(len(inner)))
-        self._feature: Ints = np.where(inner, feature, 0).astype(np.int64)
-        self._threshold = np.where(inner, arrays["threshold"], np.float32(np.inf))
+        self._roots: Ints = self._nodes.roots.reshape(self.forests, self.trees)
         self._values: Ints = np.zeros((len(inner), classes), dtype=np.int64)
         self._values[~inner] = np.round(leaves * PROBABILITY_UNIT)
         self._biases: Ints = np.round(biases * PROBABILITY_UNIT * self.trees).astype(np.int64)
@@ -120,10 +107,6 @@ class Trees:
 
     def _sums(self, x: NDArray[np.float32], pairs: int) -> Iterator[tuple[slice, Ints]]:
         """Sums over the trees of some forests, [k, b, m] in units, with which forests they are."""
-        if x.ndim != 2 or x.shape[1] != self.columns or x.dtype != np.float32:
-            raise ValueError(f"rows are {x.dtype} {x.shape}, expected float32 [b, {self.columns}]")
-        if not np.isfinite(x).all():
-            raise ValueError("forests take no NaN and no infinite number")
         b = len(x)
         together = min(self.forests, max(1, pairs // max(1, b)))
         trees = max(1, pairs // max(1, b * together))
@@ -132,22 +115,11 @@ class Trees:
             sums = np.zeros((forests.stop - at, b, self.classes), dtype=np.int64)
             for t in range(0, self.trees, trees):
                 roots = self._roots[forests, t : t + trees]
-                leaves = self._values.take(self._walk(x, roots.ravel()), axis=0, mode="clip")
+                leaves = self._values.take(
+                    self._nodes.leaves(x, roots.ravel()), axis=0, mode="clip"
+                )
                 sums += leaves.reshape(*roots.shape, b, self.classes).sum(axis=1)
             yield forests, sums
-
-    def _walk(self, x: NDArray[np.float32], roots: Ints) -> Ints:
-        """The leaf in which each row ends in each tree, [trees · b]."""
-        # mode="clip" skips a second check of indices, which the constructor made.
-        flat, row = x.ravel(), np.tile(np.arange(len(x)) * self.columns, len(roots))
-        node = roots.repeat(len(x))
-        for _ in range(MAX_DEPTH):
-            at = self._feature.take(node, mode="clip")
-            at += row
-            second = flat.take(at, mode="clip") > self._threshold.take(node, mode="clip")
-            node = self._child.take(node, mode="clip")
-            node += second
-        return node
 
 
 def pairs_within(memory: int, classes: int) -> int:
@@ -178,26 +150,6 @@ def check_types(tensors: Mapping[str, torch.Tensor], classes: int, where: str) -
         raise StoreError(f"{where}: {forests} forests of {trees} trees do not fit the rest.")
     if len(tensors["threshold"]) != len(tensors["feature"]):
         raise StoreError(f"{where}: features and thresholds differ in number.")
-
-
-def _children(inner: NDArray[np.bool_], sizes: Ints, where: str) -> Ints:
-    """The first child of every inner node, whose sister is next to it; of leaves, anything.
-
-    Raises StoreError unless every tree is one: each node but the root has one parent, before it.
-    """
-    starts = np.cumsum(sizes) - sizes
-    before: Ints = np.cumsum(inner) - inner
-    child: Ints = np.repeat(starts, sizes) + 2 * (before - np.repeat(before[starts], sizes)) + 1
-    parents = np.add.reduceat(inner, starts, dtype=np.int64)
-    if (2 * parents + 1 != sizes).any() or (child <= np.arange(len(inner)))[inner].any():
-        raise StoreError(f"{where}: the nodes of a tree are not in breadth-first order.")
-    level = starts
-    for _ in range(MAX_DEPTH):
-        level = child[level[inner[level]]]
-        level = np.concatenate([level, level + 1])
-    if inner[level].any():
-        raise StoreError(f"{where}: a tree is more than {MAX_DEPTH} levels deep.")
-    return child
 
 
 # Public rows, at most, on which priors are matched.
@@ -341,43 +293,18 @@ def fit_forest(
         warnings.simplefilter("ignore", UserWarning)  # of few rows for many classes
         forest = RandomForestClassifier(trees, max_depth=MAX_DEPTH, n_jobs=1, random_state=state)
         forest.fit(x, y)
-    return as_tensors([each.tree_ for each in forest.estimators_], forest.classes_, classes)
+    return as_tensors(forest.estimators_, forest.classes_, classes)
 
 
 def as_tensors(fitted: Sequence[Any], known: NDArray[np.int64], classes: int) -> Trained:
     """The arrays of one forest of scikit-learn's trees, whose classes are `known` of `classes`."""
-    sizes = np.array([tree.node_count for tree in fitted])
-    first = np.cumsum(sizes) - sizes
-
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(tree, name) for tree in fitted])
-
-    offsets = np.repeat(first, sizes)
-    left, right = joined("children_left") + offsets, joined("children_right") + offsets
-    inner = joined("children_left") >= 0
-    levels, level = [], first
-    while len(level):
-        levels.append(level)
-        parents = level[inner[level]]
-        level = np.stack([left[parents], right[parents]], 1).ravel()
-    order = np.concatenate(levels)
-    order = order[np.argsort(np.repeat(np.arange(len(sizes)), sizes)[order], kind="stable")]
-    inner = inner[order]
-    leaves = np.zeros((int((~inner).sum()), classes))
-    leaves[:, known] = joined("value")[order][~inner, 0]
+    arrays = forest_arrays(fitted)
+    leaves = np.zeros((len(arrays.leaves), classes))
+    leaves[:, known] = arrays.leaves[:, 0]
     return {
-        "nodes": torch.from_numpy(sizes.astype(np.int32)[None]),
-        "feature": torch.from_numpy(np.where(inner, joined("feature")[order], -1).astype(np.int32)),
-        "threshold": torch.from_numpy(
-            np.where(inner, round_down(joined("threshold")[order]), np.float32(0))
-        ),
+        "nodes": torch.from_numpy(arrays.sizes[None]),
+        "feature": torch.from_numpy(arrays.feature),
+        "threshold": torch.from_numpy(arrays.threshold),
         "leaves": torch.from_numpy(leaves / leaves.sum(1, keepdims=True)),
         "biases": torch.zeros((1, classes), dtype=torch.float64),
     }
-
-
-def round_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The largest float32 not above each threshold: it parts float32 numbers in the same way."""
-    nearest = thresholds.astype(np.float32)
-    below = np.nextafter(nearest, np.float32(-np.inf))
-    return np.where(nearest.astype(np.float64) > thresholds, below, nearest)
