@@ -25,7 +25,8 @@ from datasets import CORPUS, PictureSource, find_sources, first_rows, missing_pa
 from terrine_models.data.arrays import Dataset, number_distinct_rows
 from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Task, Training
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.teachers.ensemble import Ensemble

@@ -516,7 +516,7 @@ def make_task(
 
 def check_training(training: Training, task: Task) -> None:
     """Check that such a student can be trained, before anything is bought. Raises DistillError."""
-    from terrine_models.students.models import check_method
+    from terrine_models.students.methods import check_method
 
     try:
         check_method(training.method, task)

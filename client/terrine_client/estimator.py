@@ -4,7 +4,7 @@
     classifier = TerrineClassifier(bought).fit(pool)     # buys nothing; there is no y
     classifier.predict(x_new)                            # names of classes
 
-In a checkout: pip install '.[student,forest]'.
+In a checkout: pip install '.[student]'.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ try:
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        "TerrineClassifier needs scikit-learn 1.6. In a checkout: pip install '.[student,forest]'. "
+        "TerrineClassifier needs scikit-learn 1.6. In a checkout: pip install '.[student]'. "
         "Without it, `terrine_client.distill` trains the same students."
     ) from error
 

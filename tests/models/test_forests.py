@@ -195,7 +195,7 @@ def test_without_scikit_learn_training_says_what_to_install(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("terrine_models.teachers.trees.find_spec", lambda name: None)
-    with refuses(TrainingError, ".[forest]"):
+    with refuses(TrainingError, ".[server]"):
         train_ensemble(table(40), out, name="f", teachers=4, config=FEW)
 
 

@@ -190,7 +190,8 @@ from pathlib import Path
 import numpy as np
 from terrine_models.data.arrays import InputSpec
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Student, Task, Training
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import asking_order
 out = Path(sys.argv[1])
 assert not {"torch", "sklearn"} & sys.modules.keys()
@@ -211,7 +212,7 @@ print(len(list(out.iterdir())), "torch" in sys.modules)
 """
     )
     done = run(code, ("student",), tmp_path)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "4 False\n"), done.stderr
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "5 False\n"), done.stderr
     directories = [*tmp_path.iterdir()]
     for directory in directories:
         with np.load(directory / "said.npz") as said:

@@ -18,8 +18,8 @@ from support.wording import holds, refuses
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students import selection
 from terrine_models.students.answers import Answers, Estimate
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import (
-    METHODS,
     Ridge,
     Student,
     StudentMethod,

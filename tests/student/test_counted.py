@@ -17,8 +17,8 @@ from terrine_client.distill import distill
 from terrine_models.data.arrays import Dataset, InputSpec
 from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
+from terrine_models.students.methods import METHODS
 from terrine_models.students.models import (
-    METHODS,
     NearestNeighbours,
     Ridge,
     Student,

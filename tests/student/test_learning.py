@@ -16,7 +16,8 @@ from support.wording import refuses
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError
 from terrine_models.students.calibration import Calibration
-from terrine_models.students.models import Student, Task, Training, check_method
+from terrine_models.students.methods import check_method
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import asking_order
 
 MOONS = ("upper", "lower")

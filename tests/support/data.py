@@ -22,7 +22,8 @@ from support.databases import SECRET_KEY
 from terrine_models.data.arrays import DIGITS, Dataset, InputSpec
 from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers, Ints
-from terrine_models.students.models import METHODS, Student, Task, Training
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import TrainedStudent, choose
 from terrine_models.teachers.ensemble import load
 from terrine_models.teachers.kinds import Forests, Heads

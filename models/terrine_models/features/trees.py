@@ -44,14 +44,14 @@ class TreeNodes:
 
     def __init__(
         self,
-        sizes: NDArray[np.integer[Any]],
+        sizes: NDArray[np.int32],
         feature: NDArray[np.int32],
         threshold: NDArray[np.float32],
         columns: int,
         where: str,
     ) -> None:
-        sizes = sizes.astype(np.int64)
-        if (sizes < 1).any() or sizes.sum() != len(feature):
+        counts: Ints = sizes.astype(np.int64)
+        if (counts < 1).any() or counts.sum() != len(feature):
             raise StoreError(f"{where}: the numbers of nodes do not add up to {len(feature)}.")
         if not ((feature >= -1) & (feature < columns)).all():
             raise StoreError(f"{where}: a feature is not one of 0 to {columns - 1}, or -1.")
@@ -60,8 +60,8 @@ class TreeNodes:
         self.columns = columns
         self.inner = feature >= 0
         """[N], whether a node is no leaf."""
-        child = _children(self.inner, sizes, where)
-        self.roots: Ints = np.cumsum(sizes) - sizes
+        child = _children(self.inner, counts, where)
+        self.roots: Ints = np.cumsum(counts) - counts
         """[T], the node at which each tree begins."""
         # A leaf leads to itself: nothing exceeds infinity.
         self.child: Ints = np.where(self.inner, child, np.arange(len(feature)))

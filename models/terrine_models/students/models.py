@@ -44,6 +44,7 @@ from terrine_models.features.linear import (
 )
 from terrine_models.features.maps import FeatureMap, compute_features
 from terrine_models.features.public import PublicData
+from terrine_models.features.trees import TreeArrays, TreeNodes
 from terrine_models.features.views import MIN_GRAPH_POINTS, View, ViewPoints
 from terrine_models.storage.manifests import (
     SETTINGS_CONFIG,
@@ -88,6 +89,8 @@ MODEL_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
 # Names of the tensors of linear scores.
 WEIGHTS, BIASES = "scores.weight", "scores.bias"
+# With which those of trees begin.
+TREES = "trees."
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -99,7 +102,7 @@ class StudentModel(Record):
     """One of `ARCHITECTURES`."""
     input: InputSpec
     features: tuple[FeatureSpec, ...] = ()
-    """Of a ridge model: its maps of inputs to features, fitted on public inputs."""
+    """Of linear scores: their maps of inputs to features, fitted on public inputs."""
     encoding: TableSchema | None = None
     image: ImageFormat | None = None
     """Of folders of pictures: how they became inputs."""
@@ -113,8 +116,10 @@ class StudentModel(Record):
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Self:
-        if (self.architecture == "ridge") != bool(self.features):
-            raise ValueError("a ridge model, and no other, states its features")
+        if self.features and self.architecture not in ("ridge", "trees"):
+            raise ValueError("only the linear scores of ridge models and of trees have features")
+        if self.architecture == "ridge" and not self.features:
+            raise ValueError("a ridge model states its features")
         if self.threshold is not None and len(self.classes) != 2:
             raise ValueError("only shares of two classes are cut")
         return self
@@ -188,6 +193,68 @@ class RidgeModel:
             for name, each in own.items():
                 found[f"parts.{number}.{name}"] = np.ascontiguousarray(each)
         return found
+
+
+# In one student.
+MAX_TREES = 20_000
+# Rows times trees that are walked at a time: few enough to stay in a processor's cache.
+MAX_PAIRS = 2**15
+
+
+@dataclass(frozen=True, eq=False)
+class TreePart:
+    """Scores that are sums over trees, of rows of a table: of each tree what its leaf has."""
+
+    nodes: TreeNodes
+    arrays: TreeArrays
+    """leaves: float32[L, m]."""
+    biases: NDArray[np.float32]
+    """[m], added to the sums."""
+
+    @classmethod
+    def of(cls, arrays: TreeArrays, biases: Floats, columns: int) -> TreePart:
+        """Trees as they are when they are loaded. leaves: [L, m]."""
+        rounded = arrays._replace(leaves=arrays.leaves.astype(np.float32))
+        nodes = TreeNodes(arrays.sizes, arrays.feature, arrays.threshold, columns, "the student")
+        return cls(nodes, rounded, biases.astype(np.float32))
+
+    def scores(self, rows: NDArray[np.float32]) -> Floats:
+        """Scores [B, m] of prepared rows [B, columns]."""
+        found = np.tile(self.biases.astype(np.float64), (len(rows), 1))
+        together = max(1, MAX_PAIRS // max(1, len(rows)))
+        for at in range(0, len(self.nodes.roots), together):
+            roots = self.nodes.roots[at : at + together]
+            leaves = self._leaf[self.nodes.leaves(rows, roots)]
+            of_trees = self.arrays.leaves[leaves].reshape(len(roots), *found.shape)
+            found += of_trees.sum(axis=0, dtype=np.float64)
+        return found
+
+    @cached_property
+    def _leaf(self) -> Ints:
+        """Which of the leaves a node [N] is; of others, anything."""
+        before: Ints = np.cumsum(~self.nodes.inner) - 1
+        return before
+
+
+class TreeModel:
+    """Scores of trees, and linear scores that correct them."""
+
+    def __init__(self, trees: TreePart, linear: RidgeModel | None = None) -> None:
+        self.trees = trees
+        self.linear = linear
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[Any]:
+        """Scores [B, m] of prepared rows [B, columns]."""
+        scores = self.trees.scores(np.ascontiguousarray(x, dtype=np.float32))
+        return scores if self.linear is None else scores + self.linear(x)
+
+    @property
+    def tensors(self) -> Tensors:
+        """Of the trees their nodes, leaves and biases; and of the linear scores what they have."""
+        arrays = self.trees.arrays
+        own = {**arrays._asdict(), "biases": self.trees.biases}
+        found = {f"{TREES}{name}": np.ascontiguousarray(each) for name, each in own.items()}
+        return found if self.linear is None else {**found, **self.linear.tensors}
 
 
 class Predictions(NamedTuple):
@@ -322,9 +389,48 @@ def _ridge(model: StudentModel, tensors: Tensors, where: str) -> RidgeModel:
     return RidgeModel(parts)
 
 
+def _trees(model: StudentModel, tensors: Tensors, where: str) -> TreeModel:
+    own = {n.removeprefix(TREES): each for n, each in tensors.items() if n.startswith(TREES)}
+    classes = len(model.classes)
+    expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "sizes": ("int32", (None,)),
+        "feature": ("int32", (None,)),
+        "threshold": ("float32", (None,)),
+        "leaves": ("float32", (None, classes)),
+        "biases": ("float32", (classes,)),
+    }
+    if len(model.input.shape) != 1 or set(own) != set(expected):
+        raise StoreError(f"{where} holds trees of {sorted(own)}, expected {sorted(expected)}.")
+    for name, (dtype, shape) in expected.items():
+        each = own[name]
+        fits = each.ndim == len(shape) and all(
+            size in (None, got) for size, got in zip(shape, each.shape, strict=True)
+        )
+        if each.dtype != dtype or not fits or each.size == 0 or not np.isfinite(each).all():
+            raise StoreError(
+                f"{where}: {name} of trees is {each.dtype} {each.shape}, or not finite."
+            )
+    biases = own.pop("biases")
+    arrays = TreeArrays(**own)
+    inner = int((arrays.feature >= 0).sum())
+    if (
+        len(arrays.sizes) > MAX_TREES
+        or len(arrays.threshold) != len(arrays.feature)
+        or len(arrays.leaves) != len(arrays.feature) - inner
+    ):
+        raise StoreError(
+            f"{where}: {len(arrays.sizes)} trees of {len(arrays.feature)} nodes, "
+            f"{len(arrays.threshold)} thresholds and {len(arrays.leaves)} leaves do not fit."
+        )
+    nodes = TreeNodes(arrays.sizes, arrays.feature, arrays.threshold, model.input.shape[0], where)
+    others = {name: each for name, each in tensors.items() if not name.startswith(TREES)}
+    linear = _ridge(model, others, where)
+    return TreeModel(TreePart(nodes, arrays, biases), linear if linear.parts else None)
+
+
 Loaded = Callable[[StudentModel, Tensors, str], Scorer]
 # By name: makes a model from its description and its tensors, which are at a place.
-ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge}
+ARCHITECTURES: dict[str, Loaded] = {"ridge": _ridge, "trees": _trees}
 
 
 def describe_student(
@@ -362,6 +468,23 @@ def linear_student(
     model = describe_student(inputs, classes, training, encoding, features)
     # Laid out as it is when it is loaded: products round by that.
     return Student(_ridge(model, RidgeModel(parts).tensors, "the student"), model)
+
+
+def tree_student(
+    inputs: InputSpec,
+    classes: tuple[str, ...],
+    training: dict[str, int | float | str],
+    trees: TreePart,
+    encoding: TableSchema | None = None,
+    *,
+    parts: Sequence[LinearPart] = (),
+) -> Student:
+    """A student whose scores are those of trees, and of linear parts that correct them."""
+    features = tuple(part.map.spec for part in parts)
+    model = describe_student(inputs, classes, training, encoding, features, "trees")
+    linear = RidgeModel(parts).tensors if parts else {}
+    tensors = {**TreeModel(trees).tensors, **linear}
+    return Student(_trees(model, tensors, "the student"), model)
 
 
 T = TypeVar("T")
@@ -875,30 +998,3 @@ def _own_weight(mean: Floats, answers: Answers) -> float:
     squares = (expected * differences**2).sum() / max(expected.sum(), 1e-9)
     own = max(squares - answers.noise**2, 0.0)
     return float(own / (own + answers.noise**2))
-
-
-# By name. `auto` compares the first with the others that suit a task.
-METHODS: dict[str, type[StudentMethod]] = {
-    "ridge": Ridge,
-    "kernel": Kernel,
-    "neighbours": NearestNeighbours,
-}
-
-
-def method_names() -> tuple[str, ...]:
-    """Return what may be asked for."""
-    return ("auto", *METHODS)
-
-
-def check_method(method: str, task: Task) -> None:
-    """Raise ValueError for an unknown method, or one that cannot learn from such inputs."""
-    if method not in method_names():
-        raise ValueError(
-            f"There is no method {method!r}; expected one of {', '.join(method_names())}."
-        )
-    if method != "auto" and not METHODS[method].can_learn(task):
-        kind = "rows of a table" if task.is_table else "images"
-        raise ValueError(
-            f"{method} is for {METHODS[method].wants}, and these inputs are {kind}. Use auto, "
-            "which takes a method that suits them."
-        )

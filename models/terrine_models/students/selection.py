@@ -34,7 +34,8 @@ from terrine_models.students.calibration import (
     choose_threshold,
     confine_rarer_class,
 )
-from terrine_models.students.models import METHODS, Student, Task, Training, check_method
+from terrine_models.students.methods import METHODS, check_method
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]

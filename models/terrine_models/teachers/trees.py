@@ -269,7 +269,7 @@ def require_scikit_learn() -> None:
     if find_spec("sklearn") is None:
         raise TrainingError(
             "Forests are trained by scikit-learn, which is not installed. In a checkout: "
-            "pip install '.[forest]'. To use a trained forest it is not needed."
+            "pip install '.[server]'. To use a trained forest it is not needed."
         )
 
 

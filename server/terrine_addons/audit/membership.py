@@ -42,7 +42,8 @@ from terrine_models.data.arrays import (
 from terrine_models.data.workers import side_by_side
 from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Student, Task, Training
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import PLAIN_METHOD
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build

@@ -15,7 +15,8 @@ from terrine_addons.demo.material import DemoData
 from terrine_client import BudgetExhausted, Client
 from terrine_client.distill import Distilled, distill
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import METHODS, Task, Training
+from terrine_models.students.methods import METHODS
+from terrine_models.students.models import Task, Training
 from terrine_protocol import EnsembleRegister, Role
 from terrine_server import logs
 from terrine_server.app import serving

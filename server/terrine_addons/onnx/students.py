@@ -42,11 +42,21 @@ from terrine_models.features.gradients import (
 from terrine_models.features.linear import GRAPH_NEIGHBOURS, RANK_KNOTS
 from terrine_models.features.texts import other_columns
 from terrine_models.storage.manifests import FeatureSpec, StoreError, sha256
-from terrine_models.students.models import BIASES, MODEL_FILE, WEIGHTS, Student
+from terrine_models.students.models import (
+    BIASES,
+    MODEL_FILE,
+    WEIGHTS,
+    RidgeModel,
+    Student,
+    TreeModel,
+    TreePart,
+)
 from terrine_protocol.files import write_atomically
 from terrine_server.cli.console import fail, say
 
 OPSET = 18
+# Of operators for trees.
+TREE_DOMAIN, TREE_OPSET = "ai.onnx.ml", 3
 # Of the file: the oldest that has these operators, so that runtimes since 2023 read it.
 IR_VERSION = 8
 INPUT, LABEL, PROBABILITIES = "x", "label", "probabilities"
@@ -369,12 +379,44 @@ def _add_extension(graph: _Graph, points: str, tensors: Mapping[str, NDArray[Any
     return graph.sum(graph.times(graph.wider(weights, 2), known), 1)
 
 
+def _tree_scores(graph: _Graph, rows: str, trees: TreePart) -> str:
+    """`TreePart.scores` [B, m] of rows [B, columns]."""
+    arrays, nodes = trees.arrays, trees.nodes
+    tree = np.repeat(np.arange(len(nodes.roots)), arrays.sizes)
+    number = np.arange(len(tree)) - nodes.roots[tree]
+    first = np.where(nodes.inner, nodes.child - nodes.roots[tree], 0)
+    classes = arrays.leaves.shape[1]
+    leaf, target = np.nonzero((arrays.leaves != 0) | (np.arange(classes) == 0))
+    of_leaf = np.flatnonzero(~nodes.inner)[leaf]
+    return graph(
+        "TreeEnsembleRegressor",
+        rows,
+        domain=TREE_DOMAIN,
+        n_targets=classes,
+        base_values=trees.biases.tolist(),
+        nodes_treeids=tree.tolist(),
+        nodes_nodeids=number.tolist(),
+        nodes_featureids=np.maximum(arrays.feature, 0).tolist(),
+        nodes_modes=np.where(nodes.inner, "BRANCH_LEQ", "LEAF").tolist(),
+        nodes_values=arrays.threshold.tolist(),
+        nodes_truenodeids=first.tolist(),
+        nodes_falsenodeids=np.where(nodes.inner, first + 1, 0).tolist(),
+        target_treeids=tree[of_leaf].tolist(),
+        target_nodeids=number[of_leaf].tolist(),
+        target_ids=target.tolist(),
+        target_weights=arrays.leaves[leaf, target].tolist(),
+    )
+
+
 def _scores(
     graph: _Graph, prepared: str, student: Student, tensors: Mapping[str, NDArray[Any]]
 ) -> str:
-    """The sum of linear scores [B, m], each on a public map of its own."""
+    """The sum of linear scores [B, m], each on a public map of its own, and of those of trees."""
     bases: dict[str, str] = {}
     scores = ""
+    if isinstance(student.network, TreeModel):
+        trees = _tree_scores(graph, prepared, student.network.trees)
+        scores = graph("Cast", trees, to=TensorProto.DOUBLE)
     for number, spec in enumerate(student.model.features):
         prefix = f"parts.{number}."
         own = {name.removeprefix(prefix): t for name, t in tensors.items() if prefix in name}
@@ -394,10 +436,10 @@ def make_graph(
     `privacy.json`. Raises StoreError for a student of another kind than those of Terrine itself.
     """
     model, graph = student.model, _Graph()
-    if model.architecture != "ridge":
+    if not isinstance(student.network, RidgeModel | TreeModel):
         raise StoreError(
             f"A student of the kind {model.architecture} has no ONNX graph; those that `terrine "
-            "student train` makes (ridge, kernel, neighbours) have one."
+            "student train` makes have one."
         )
     inputs, tensors = model.input, student.network.tensors
     unit = graph.over(graph.minus(INPUT, inputs.low), inputs.high - inputs.low)
@@ -423,6 +465,9 @@ def make_graph(
         last = helper.make_node("Cast", [reached], [LABEL], to=TensorProto.INT64)
     graph.nodes.append(last)
     value = helper.make_tensor_value_info
+    operators = [helper.make_opsetid("", OPSET)]
+    if isinstance(student.network, TreeModel):
+        operators.append(helper.make_opsetid(TREE_DOMAIN, TREE_OPSET))
     made = helper.make_model(
         helper.make_graph(
             graph.nodes,
@@ -436,7 +481,7 @@ def make_graph(
         ),
         producer_name="terrine",
         producer_version=version("terrine"),
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=operators,
         ir_version=IR_VERSION,
     )
     helper.set_model_props(made, _metadata(student, digest, statement))

@@ -262,9 +262,9 @@ def train(
     method: Annotated[
         str,
         typer.Option(
-            metavar="auto|ridge|kernel|neighbours",
+            metavar="auto|ridge|kernel|neighbours|trees",
             help="How the student is trained: auto takes what suits the inputs; ridge is the plain "
-            "student; kernel and neighbours are for images.",
+            "student; kernel and neighbours are for images; trees are for tables.",
         ),
     ] = "auto",
     threshold: Annotated[

@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, InputSpec, int]] = {
     "table of five classes": ("ridge", TABLE, 5),
     "table in another range": ("ridge", TABLE.model_copy(update={"low": -3, "high": 9.5}), 2),
     "few rows": ("ridge", TABLE, 2),
+    "trees of two classes": ("trees", TABLE, 2),
+    "trees of five classes": ("trees", TABLE.model_copy(update={"low": -3, "high": 9.5}), 5),
     "tiny pictures": ("ridge", picture_spec(3, 3), 2),
     "small grey pictures": ("ridge", picture_spec(12, 13), 3),
     "grey pictures": ("kernel", picture_spec(28, 28), 10),
