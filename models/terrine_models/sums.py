@@ -22,10 +22,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import IO, Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, ValidationError
 from scipy.special import softmax
 
@@ -64,6 +65,12 @@ class _About(Record):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     units: Annotated[int, Field(ge=1)]
+
+
+# Rows that are added up at a time.
+BLOCK_ROWS = 1 << 13
+# Below it, float64 holds whole numbers, and their quotients rounded towards zero, exactly.
+MAX_WHOLE = 1 << 53
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,6 +286,75 @@ def _read_array(file: IO[bytes], size: int) -> NDArray[Any]:
         raise ValueError("an array of another size than it says")
     flat = np.frombuffer(file.read(size), dtype, count)
     return flat.reshape(shape, order="F" if by_columns else "C").copy()
+
+
+def add_up(
+    points: Ints, labels: ArrayLike, groups: ArrayLike | None, classes: int, norm: int
+) -> Ints:
+    """Return what all people contribute, added up: int64[d + 1, m]. Private.
+
+    `points`: int64[N, d], a public map of each record; what is longer than `norm`, a whole number
+    c, is shortened to it. `labels`: [N], below `classes`. `groups`: [N], whose each record is;
+    None: each is somebody's only one. The last row is c for each person: the class counts.
+
+    Of a person with R records, R_j of class j, that class gets the sum of their points divided by
+    R, and ⌊c·R_j/R⌋ in the last row. The former is rounded towards zero, and shortened to the
+    latter. So two people's contributions are at most 2c apart (docs/privacy/sums.md).
+    Raises ValueError for other shapes, and for no value.
+    """
+    count, width = points.shape
+    if points.dtype != np.int64 or norm < 1 or width * norm**2 >= MAX_WHOLE:
+        raise ValueError(f"points are int64[N, d], and d·norm² is below {MAX_WHOLE}")
+    kinds = np.asarray(labels, dtype=np.int64).clip(0, classes - 1)
+    people = np.arange(count) if groups is None else np.asarray(groups, dtype=np.int64)
+    if kinds.shape != (count,) or people.shape != (count,):
+        raise ValueError("each point has a label and a group")
+    order = np.lexsort((kinds, people))
+    people, kinds = people[order], kinds[order]
+    firsts = np.flatnonzero(_find_starts(people))
+    blocks = np.searchsorted(firsts, np.arange(0, count, BLOCK_ROWS), side="right") - 1
+    cuts = [*np.unique(firsts[blocks]), count]
+    totals = np.zeros((classes, width + 1), dtype=np.int64)
+    for start, end in pairwise(cuts):
+        rows = points[order[start:end]].astype(np.float64)
+        given, of = _contribute(rows, kinds[start:end], people[start:end], norm)
+        present, places = np.unique(of, return_index=True)
+        totals[present] += np.add.reduceat(given, places, axis=0).astype(np.int64)
+    return totals.T.copy()
+
+
+def _contribute(rows: Floats, kinds: Ints, people: Ints, norm: int) -> tuple[Floats, Ints]:
+    """Return what each person gives to each of their classes, [P, d + 1], and that class, [P].
+
+    Sorted by class. The rows are sorted by person and class.
+    """
+    own = _find_starts(people)
+    pairs = np.flatnonzero(own | _find_starts(kinds))
+    person = np.cumsum(own)[pairs] - 1
+    records = np.diff(pairs, append=len(rows))
+    of_person = np.bincount(person, records)[person]
+    most = np.trunc(norm * records / of_person)[:, None]
+    sums = np.add.reduceat(_shorten(rows, np.float64(norm)), pairs, axis=0)
+    means = _shorten(np.trunc(sums / of_person[:, None]), most)
+    order = np.argsort(kinds[pairs], kind="stable")
+    return np.concatenate([means, most], axis=1)[order], kinds[pairs][order]
+
+
+def _shorten(vectors: Floats, most: Floats | np.float64) -> Floats:
+    """Return vectors [B, d] of whole numbers, those longer than `most`, [B, 1], shortened to it."""
+    vectors = np.clip(vectors, -most, most)  # so that no square is too large
+    squared = np.einsum("bd,bd->b", vectors, vectors)[:, None]
+    lengths = np.ceil(np.sqrt(squared))
+    lengths += lengths**2 < squared
+    # Exactly as they are where the length, rounded up, is at most `most`.
+    shorter: Floats = np.trunc(vectors * most / np.maximum(np.maximum(lengths, most), 1))
+    return shorter
+
+
+def _find_starts(values: Ints) -> NDArray[np.bool_]:
+    """Return which values differ from the one before; the first does."""
+    changed: NDArray[np.bool_] = np.diff(values, prepend=values[:1] - 1) != 0
+    return changed
 
 
 # How far the weights may spread, before anything is seen of them: a variance, of features of

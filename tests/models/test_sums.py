@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from support.wording import refuses
+from terrine_models import sums
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.features.public import PublicData
 from terrine_models.students.models import Student, Task
 from terrine_models.students.sums import fit_sums, linear_part
-from terrine_models.sums import ReleasedSums, SumMap, fit_scores
+from terrine_models.sums import ReleasedSums, SumMap, add_up, fit_scores
+from terrine_server.privacy import Sums
 
 SPEC = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
 PICTURES = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=255)
@@ -262,3 +267,157 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_what_are_no_released_sums_is_refused(hostile: str) -> None:
     with refuses(DataError, "sums"):
         ReleasedSums.of_bytes(HOSTILE[hostile]())
+
+
+Row = tuple[tuple[int, int], int]
+Add = Callable[..., NDArray[np.int64]]
+
+
+def slowly_added(person: list[Row], classes: int, norm: int) -> NDArray[np.int64]:
+    """What a person contributes, by whole numbers and fractions one at a time: [d + 1, m]."""
+    width, rows = len(person[0][0]), len(person)
+    found = np.zeros((width + 1, classes), np.int64)
+    for each in range(classes):
+        own = [point for point, label in person if label == each]
+        most = norm * len(own) // rows
+        mean = [int(Fraction(sum(values), rows)) for values in zip(*own, strict=True)]
+        squared = sum(value**2 for value in mean)
+        if squared > most**2:
+            length = math.isqrt(squared - 1) + 1
+            mean = [int(Fraction(value * most, length)) for value in mean]
+        found[:width, each] = mean or 0
+        found[width, each] = most
+    return found
+
+
+def tiny_people(norm: int, classes: int) -> list[list[Row]]:
+    """Everybody with one to three rows of a few points, and some with many."""
+    points = [(norm, 0), (-norm, 0), (3, 4), (-4, 3), (-1, -2), (0, 0)]
+    rows = list(itertools.product(points, range(classes)))
+    few = [
+        list(own)
+        for count in (1, 2, 3)
+        for own in itertools.combinations_with_replacement(rows, count)
+    ]
+    near = [((3, 4), 0), ((4, 3), 0)] * 60 + [((-norm, 0), 1)]
+    return [*few, near, [*near, *rows], [((-3, -4), 0)] * 101 + [((0, norm), 1)]]
+
+
+def add_one(add: Add, person: list[Row], classes: int, norm: int) -> NDArray[np.int64]:
+    points = np.array([point for point, _ in person], np.int64)
+    labels = np.array([label for _, label in person])
+    return add(points, labels, np.zeros(len(person), np.int64), classes, norm)
+
+
+def measure(add: Add, people: list[list[Row]], classes: int, norm: int) -> tuple[int, int]:
+    """The most that two people's contributions are apart, and that a class's is too long: squared.
+
+    A person's contribution is [d + 1, m]: of each class the features, and their bound.
+    """
+    given = np.array([add_one(add, person, classes, norm) for person in people])
+    flat = given.reshape(len(people), -1)
+    squared = (flat**2).sum(axis=1)
+    apart = squared[:, None] + squared - 2 * flat @ flat.T
+    too_long = (given[:, :-1] ** 2).sum(axis=1) - given[:, -1] ** 2
+    return int(apart.max()), int(too_long.max())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_replacing_a_person_moves_the_sums_by_what_is_paid_for(classes: int) -> None:
+    norm = 5
+    people = tiny_people(norm, classes)
+    priced = Sums(9.0, norm, 2, classes, "ab" * 32).event.squared
+    assert measure(add_up, people, classes, norm) == (priced, 0)
+    assert priced == 4 * norm**2
+
+
+def _every_row(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
+    """People with many rows are not bounded."""
+    return add_up(points, labels, None, classes, norm)
+
+
+def _not_shortened(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
+    """Counts are rounded, and features are not shortened to them."""
+    found = add_up(points, labels, groups, classes, norm)
+    for each in range(classes):
+        found[:-1, each] = np.trunc(points[labels == each].sum(axis=0) / len(points))
+    return found
+
+
+def _to_the_nearest(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
+    """Means and counts are rounded to the nearest whole number."""
+    found = add_up(points, labels, groups, classes, norm)
+    for each in range(classes):
+        own = labels == each
+        found[:-1, each] = np.rint(points[own].sum(axis=0) / len(points))
+        found[-1, each] = np.rint(norm * own.mean())
+    return found
+
+
+def _longer_rows(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
+    """A row may be a unit longer than the norm, as if it were only rounded."""
+    return add_up(points + np.sign(points), labels, groups, classes, norm + 1)
+
+
+@pytest.mark.parametrize("defect", [_every_row, _not_shortened, _to_the_nearest, _longer_rows])
+def test_a_defect_of_what_people_contribute_is_seen(defect: Add) -> None:
+    apart, too_long = measure(defect, tiny_people(5, 2), 2, 5)
+    assert apart > 100 or too_long > 0
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 13])
+def test_sums_are_of_what_each_person_contributes(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of the rows, the numbers of the people and who is added up together."""
+    monkeypatch.setattr(sums, "BLOCK_ROWS", block)
+    random, norm = np.random.default_rng(block), 9
+    people = tiny_people(5, 3)[::9]
+    rows = [(*row, who) for who, person in enumerate(people) for row in person]
+    random.shuffle(rows)
+    points = np.array([row[0] for row in rows], np.int64)
+    labels, who = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+    expected = sum(slowly_added(person, 3, norm) for person in people)
+    assert np.array_equal(add_up(points, labels, 1000 - 3 * who, 3, norm), expected)
+    alone = np.stack([np.where(labels == each, points.T, 0).sum(axis=1) for each in range(3)], 1)
+    counts = norm * np.bincount(labels, minlength=3)
+    assert np.array_equal(add_up(points, labels, None, 3, norm), np.vstack([alone, counts]))
+
+
+@pytest.mark.parametrize("extreme", [np.iinfo(np.int64).min, np.iinfo(np.int64).max, 1 << 40, 6])
+def test_a_bound_is_kept_whatever_is_added_up(extreme: int) -> None:
+    """Records that a map should not have made, or that have no class, stop and reveal nothing."""
+    norm = 5
+    points = np.array([[extreme, 1], [extreme, extreme], [0, 0]], np.int64)
+    for labels, groups in itertools.product(([0, 1, 1], [-7, 99, 1]), (None, [4, 4, 4])):
+        found = add_up(points, labels, groups, 2, norm)
+        people = 3 if groups is None else 1
+        assert np.abs(found).max() <= people * norm
+        assert found[-1].sum() <= people * norm
+        for only in range(3):
+            one = add_up(points[only : only + 1], labels[only : only + 1], None, 2, norm)
+            assert (one[:-1] ** 2).sum() <= norm**2
+
+
+def test_a_person_with_ten_thousand_rows_counts_once() -> None:
+    random, norm = np.random.default_rng(0), 100
+    points = random.integers(-40, 41, (10_500, 3))
+    labels = random.integers(0, 3, len(points))
+    groups = np.maximum(np.arange(len(points)) - 10_000, 0)
+    found = add_up(points, labels, groups, 3, norm)
+    others = groups > 0
+    person = found - add_up(points[others], labels[others], groups[others], 3, norm)
+    assert (person[-1] == norm * np.bincount(labels[~others]) // 10_001).all()
+    assert ((person[:-1] ** 2).sum(axis=0) <= person[-1] ** 2).all()
+    assert add_up(points[:0], labels[:0], groups[:0], 3, norm).tolist() == [[0, 0, 0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("points", "norm"),
+    [(np.zeros((3, 2)), 5), (np.zeros((3, 2), np.int64), 1 << 26), (np.zeros((3, 2), np.int64), 0)],
+)
+def test_sums_that_would_not_be_exact_are_refused(points: Any, norm: int) -> None:
+    with refuses(ValueError, "int64"):
+        add_up(points, [0, 1, 0], None, 2, norm)
+    with refuses(ValueError, "label"):
+        add_up(np.zeros((3, 2), np.int64), [0, 1], None, 2, 5)
