@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,11 +89,13 @@ async def test_a_temporary_fault_is_retried_with_the_same_body(
     faulty: FaultyServer, fault: Fault, kind: type[Client | AsyncClient]
 ) -> None:
     faulty.faults.extend([fault, fault])
+    seconds = patience(fault)
+    options: dict[str, Any] = {"timeout": seconds, "retries": math.ceil(PATIENCE_SECONDS / seconds)}
     if kind is Client:
-        with Client(faulty.url, TOKEN, timeout=patience(fault)) as client:
+        with Client(faulty.url, TOKEN, **options) as client:
             labels = client.label(X)
     else:
-        async with AsyncClient(faulty.url, TOKEN, timeout=patience(fault)) as awaited:
+        async with AsyncClient(faulty.url, TOKEN, **options) as awaited:
             labels = await awaited.label(X)
     assert labels.labels.tolist() == [1, 2, 3, 4, 5, 6]
     # A busy machine may exceed the short time-out once more.

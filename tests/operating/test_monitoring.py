@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.clients import Caller
 from support.data import DigitsEnsemble
-from support.processes import run_program, until
+from support.processes import PATIENCE_SECONDS, held_port, run_program, until
 from support.servers import LOG, RunningServer, running_server, witness_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -284,18 +283,18 @@ def prometheus(directory: Path, server: RunningServer) -> Iterator[httpx.Client]
     file.write_text(yaml.safe_dump(config))
     checked = promtool("check", "config", file)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    held = held_port()
+    address = f"127.0.0.1:{held.getsockname()[1]}"
     command = [
         program("prometheus"),
         f"--config.file={file}",
         f"--storage.tsdb.path={directory / 'series'}",
         f"--web.listen-address={address}",
     ]
-    with (directory / "log").open("wb") as log:
+    with held, (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            with httpx.Client(base_url=f"http://{address}", timeout=30) as http:
+            with httpx.Client(base_url=f"http://{address}", timeout=PATIENCE_SECONDS) as http:
                 until(lambda: ready(http))
                 yield http
         finally:

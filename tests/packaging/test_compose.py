@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from support.documents import REPOSITORY, lines, section
-from support.processes import run_program, until
+from support.processes import held_port, run_program, until
 from support.wording import holds
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
@@ -125,8 +125,8 @@ def test_the_proxy_listens_on_both_families_and_tells_addresses_as_they_are(
     tmp_path: Path,
 ) -> None:
     """An IPv4 address as one: written as IPv6, all of them would be one network."""
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as free:
-        port = free.getsockname()[1]
+    held = held_port("::")
+    port = held.getsockname()[1]
     seen = "    http-request return status 200 hdr Seen %[src] if { path /seen }\n"
     for name in ("start", "haproxy.cfg"):
         text = (REPOSITORY / "docker" / "proxy" / name).read_text()
@@ -135,7 +135,7 @@ def test_the_proxy_listens_on_both_families_and_tells_addresses_as_they_are(
         text = text.replace("    default_backend", f"{seen}    default_backend")
         (tmp_path / name).write_text(text)
     environment = os.environ | {"TERRINE_PATH_PREFIX": ""}
-    with subprocess.Popen(["sh", tmp_path / "start"], env=environment) as proxy:
+    with held, subprocess.Popen(["sh", tmp_path / "start"], env=environment) as proxy:
         try:
             for host, at in (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")):
                 until(partial(listens, host, port))

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,14 @@ def seed_noise(patch: pytest.MonkeyPatch, seed: int = 0) -> None:
         return release(self, spend, worst, random.bytes)
 
     patch.setattr(BoundRelease, "release", released)
+
+
+def held_port(host: str = "127.0.0.1") -> socket.socket:
+    """A port that no other process is given, also while no server listens on it."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((host, 0))
+    return made
 
 
 def run_program(

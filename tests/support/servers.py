@@ -44,7 +44,7 @@ from support.data import DigitsEnsemble
 from support.databases import SECRET_KEY, SERVICE, as_owner, migrated
 from support.documents import ROOT
 from support.ledgers import terms
-from support.processes import PATIENCE_SECONDS, Done, Terrine, run_program, until
+from support.processes import PATIENCE_SECONDS, Done, Terrine, held_port, run_program, until
 from terrine_protocol import EnsembleRegister, ProjectOpen, Role, TokenCreate, transparency
 from terrine_protocol.transparency import Checkpoint, KeyKind, Note, Policy, SignerKey, VerifierKey
 from terrine_server.app import serving
@@ -346,7 +346,7 @@ class Replicas:
         self.engine = engine
         self.ledger = Ledger(engine, SECRET_KEY)
         self.database_url = settings.database
-        self._held = [_held_port() for _ in range(count)]
+        self._held = [held_port() for _ in range(count)]
         self.ports = [each.getsockname()[1] for each in self._held]
         self._settings = settings
         self._log = settings.data_dir / "log"
@@ -457,14 +457,6 @@ def replicas(
         yield started
     finally:
         started.close()
-
-
-def _held_port() -> socket.socket:
-    """A port that no other process is given, also while no server listens on it."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", 0))
-    return made
 
 
 NUMBERS = count()

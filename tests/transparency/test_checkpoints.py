@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from sqlalchemy import text, update
 from support.databases import SECRET_KEY
 from support.forgeries import cut
 from support.ledgers import NOISY, answered, charge_one, open_ledger, open_project, unguarded
-from support.processes import Terrine, until
+from support.processes import Terrine, held_port, until
 from support.servers import LOG, RunningWitness, policy_of, publisher, witnessing
 from support.wording import holds, refuses
 from terrine_protocol.transparency import (
@@ -80,12 +79,17 @@ def test_witnesses_cosign_what_they_can_and_nobody_waits(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "MAX_PAUSE_SECONDS", 0)
-    with ExitStack() as stack, witnessing(tmp_path / "a", "a") as a, socket.socket() as silent:
-        b = stack.enter_context(witnessing(tmp_path / "b", "b"))
-        silent.bind(("127.0.0.1", 0))  # nobody listens
-        port = silent.getsockname()[1]
+    with (
+        ExitStack() as stack,
+        witnessing(tmp_path / "a", "a") as a,
+        held_port() as kept,
+        held_port() as silent,  # nobody listens
+    ):
+        port = kept.getsockname()[1]
+        b = stack.enter_context(witnessing(tmp_path / "b", "b", port=port))
         key = SignerKey("c", KeyKind.COSIGNATURE, b"c" * 32).verifier
-        c = RunningWitness("c", f"http://127.0.0.1:{port}", key, a.witness)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        c = RunningWitness("c", url, key, a.witness)
         policy = policy_of(a, b, c, quorum="2")
         owner = publisher(ledger, policy)
         charge(ledger, *range(300))
@@ -99,7 +103,7 @@ def test_witnesses_cosign_what_they_can_and_nobody_waits(
         state = log_state(ledger.tree.checkpoint(), policy)
         assert state is not None
         assert state.missing == ["b", "c"]
-        with witnessing(tmp_path / "b", "b", port=int(b.url.rpartition(":")[2])):
+        with witnessing(tmp_path / "b", "b", port=port):
             owner.round()  # the log has not grown
             assert cosigners(ledger, policy) == {"a", "b"}
             # Another process of the service knows nothing of the witnesses, and asks them.
