@@ -133,6 +133,7 @@ def test_what_is_printed_inside_is_typed_outside(compose: Composition, tmp_path:
     send = "tar --create export.csv published.csv | docker compose run --rm --no-TTY with-files"
     asked = "quickstart export.csv --public published.csv --label readmitted --group patient_id"
     asked += " --population patients --disjoint"  # there may be digits, of records, already
+    asked += " --anyway"  # their own labels do as well
     rehearsed = compose.type_in(f"{send} {asked} --epsilon 8 --name stays --dry-run", tmp_path)
     (opens,) = COMMAND.findall(rehearsed)
     said = compose.type_in(f"{opens} --name stays --verbose", tmp_path)

@@ -22,6 +22,7 @@ from terrine_server.planning import forecast
 from terrine_server.planning.first_project import DesignedProject, NeighbourProject, Setting
 from terrine_server.planning.forecast import Forecast, Option, compare_options
 from terrine_server.planning.opening import choose
+from terrine_server.planning.own_labels import OwnLabels
 from terrine_server.planning.students import (
     Draw,
     MeasuredStudent,
@@ -220,7 +221,7 @@ def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(
     found = chosen(public(600))
     trained = by_name(found)["trained teachers"]
     assert trained.students is not None
-    assert trained.students.useless or trained.students.balanced_accuracy[0] < 0.5, "only luck"
+    assert not trained.students.above_chance, "only luck"
     assert trained.worse
     assert found.first.option != "trained teachers"
 
@@ -242,7 +243,9 @@ def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
 ) -> None:
     left = list(leads)
     monkeypatch.setattr(forecast, "_simulate", simulated)
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: left.pop(0) if left else False)
+    monkeypatch.setattr(
+        Students, "is_clearly_better", lambda *_, **__: left.pop(0) if left else False
+    )
     assert chosen(SAMPLE).first.option == way
 
 
@@ -264,7 +267,7 @@ def test_an_option_that_is_better_than_a_guess_goes_before_one_that_is_not(
     ]
     worse = [first._replace(students=Students(guessing)), *others]
     monkeypatch.setattr(forecast, "_simulate", lambda *_: (worse, truth))
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: False)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: False)
     assert chosen(SAMPLE).first.option == others[0].first.option
 
 
@@ -368,6 +371,68 @@ def test_who_ranks_well_is_above_chance_though_all_are_called_the_larger_class()
     assert auc is not None
     pairs = random[labels == 0] < (random + 0.5)[labels == 1][:, None]
     assert auc[0] < pairs.mean() < auc[1]
+
+
+def test_what_labelled_rows_are_alone_is_measured_beside_the_students(found: Forecast) -> None:
+    own = found.own
+    assert own is not None
+    assert own.rows == len(SAMPLE)
+    assert own.students.auc is not None
+    assert 0.9 < own.students.auc[0] < own.students.auc[1] <= 1
+    assert found.students is not None
+    for one, other in zip(own.students.tested, found.students.tested, strict=True):
+        assert np.array_equal(one.labels, other.labels), "of the same rows"
+        assert one.stand_ins == 450
+    assert own.students.growth == pytest.approx((1 - 0.75**0.5) / (2**0.5 - 1)), "all would teach"
+    assert found.beaten, "classes that are so clear need no private rows"
+    assert chosen(public(100), replace(SETTING, rows=100)).own is None, "too few to say"
+
+
+def test_labels_of_a_pool_are_measured_though_its_people_are_not_named() -> None:
+    found = chosen(public(400), replace(SETTING, rows=400), people=True)
+    assert found.own is not None
+    assert found.students is None
+    assert not found.beaten, "nothing is known to be worse"
+
+
+@pytest.mark.parametrize(
+    ("private", "half", "own", "beaten"),
+    [
+        (0.80, 0.80, 0.80, True),
+        (0.80, 0.80, 0.70, False),
+        pytest.param(0.8005, 0.8005, 0.80, True, id="not clearly"),
+        pytest.param(0.80, 0.75, 0.80, False, id="more private units would be ahead"),
+        pytest.param(0.80, 0.85, 0.70, False, id="chance takes nothing away"),
+        pytest.param(0.80, 0.75, 0.90, True, id="not even they would"),
+    ],
+)
+def test_students_that_are_not_clearly_better_than_own_labels_are_beaten_by_them(
+    private: float, half: float, own: float, beaten: bool
+) -> None:
+    labels = np.arange(2_000) % 2
+
+    def of(right: float) -> list[MeasuredStudent]:
+        said = np.where(np.arange(2_000) < 2_000 * right, labels, 1 - labels)
+        return [MeasuredStudent(said, labels, 1_000)]
+
+    students = Students(of(private), of(half), units=100_000)
+    alone = OwnLabels("forest", 1_333, Students(of(own)))
+    assert Forecast((Option(FIRST, students),), None, alone).beaten is beaten
+    assert not Forecast((Option(FIRST, students),), None).beaten
+
+
+@pytest.mark.parametrize(
+    ("lead", "useless"), [(0.0, True), (0.05, True), (0.4, False)], ids=["none", "little", "much"]
+)
+def test_what_ranks_next_to_nothing_is_useless_though_it_is_above_chance(
+    lead: float, useless: bool
+) -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(20_000) % 10 == 0).astype(np.int64)
+    scores = random.random(20_000) + lead * labels
+    found = Students([MeasuredStudent(np.zeros_like(labels), labels, 5, scores)])
+    assert found.useless is useless
+    assert found.above_chance is (lead > 0)
 
 
 def test_neighbours_may_be_better_by_what_more_of_them_would_add() -> None:

@@ -41,7 +41,7 @@ GIVEN = ("quickstart", "--dry-run", "--public", "survey.csv", "--label", "ill")
 
 
 def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
-    given = (*GIVEN, "--units", 4_000)
+    given = (*GIVEN, "--units", 4_000, "--anyway")
     said = terrine(*given, "--verbose").fine
     options = ("neighbours", "trained teachers", "confident answers", "designed rows")
     for named in (*options, "true labels", "largest"):
@@ -49,12 +49,14 @@ def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, sur
     for heading in ("Protects", "How much", "By what", "It buys", "It uses"):
         assert f"\n{heading}  " in f"\n{said}"
     holds(said, "4,000")
-    command = "terrine quickstart PRIVATE --public survey.csv --label ill --epsilon 1"
+    command = "terrine quickstart PRIVATE --public survey.csv --label ill --epsilon 1 --anyway"
     assert command in said
     found = json.loads(terrine("--json", *given).fine)
     assert found["command"] == command
     assert {each["way"] for each in found["ways"]} == set(options)
-    for each in [*found["ways"], {"forecast": found["true_labels"]}]:
+    assert found["own_labels"]["rows"] == 400
+    alone = ({"forecast": found[known]} for known in ("true_labels", "own_labels"))
+    for each in (*found["ways"], *alone):
         low, high = each["forecast"]["accuracy"]
         assert 0.7 < low < high <= 1
     assert [path.name for path in survey.parent.iterdir()] == ["survey.csv"], "nothing is written"
@@ -62,7 +64,7 @@ def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, sur
 
 def test_a_dry_run_says_what_the_run_will_and_makes_nothing(terrine: Terrine, survey: Path) -> None:
     write_rows(survey.with_name("visits.csv"), 2_000)
-    given = ("visits.csv", "--public", "survey.csv", "--label", "ill", "--epsilon", 3)
+    given = ("visits.csv", "--public", "survey.csv", "--label", "ill", "--anyway", "--epsilon", 3)
     before = sorted(path.name for path in survey.parent.iterdir())
     forecast = terrine("quickstart", *given, "--dry-run").fine
     assert sorted(path.name for path in survey.parent.iterdir()) == before

@@ -187,14 +187,14 @@ def test_a_student_of_pictures_whose_class_is_their_colour_is_right_nearly_alway
 def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: False)  # noisy counts
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: False)  # noisy counts
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
-    said = table.run(*TABLE, "--group", "patient", "--yes", "--verbose").fine
+    said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway", "--verbose").fine
     holds(said, "patient", 500)  # people, not rows
     holds(said, "votes", 800, "different")  # each is paid for once
     holds(said, "true", "labels")  # all ways were simulated
-    promised = re.search(r"right on ([\d.]+)% to ([\d.]+)%, balanced accuracy ([\d.]+)%", said)
+    promised = re.search(r"right on ([\d.]+)% to ([\d.]+)%, AUC [\d.]+ to [\d.]+, balanced", said)
     assert promised is not None, said
     report = learned(table, said, "own.csv")
     chance = 2 * (0.05 / 400) ** 0.5  # two standard errors of 400 rows
@@ -213,7 +213,7 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
 def test_confident_answers_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: True)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: True)
     monkeypatch.setattr(forecast, "_find_designed_project", lambda *_: None)
     said = table.run(*TABLE, "--yes", "--verbose").fine
     assert "--rule rdp" in said
@@ -228,7 +228,7 @@ def test_confident_answers_are_opened_where_they_are_clearly_better(
 def test_designed_rows_are_opened_where_they_are_clearly_better(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_: True)
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: True)
     given = (*TABLE, "--group", "patient")
     forecast_said = table.run(*given, "--yes", "--dry-run").fine
     holds(forecast_said, "designed", "histograms", "0.54", "AUC")
@@ -266,7 +266,7 @@ def test_a_schema_is_enough_and_with_public_rows_it_is_the_one_that_is_taken(
     holds(table.run(*stated, "--label", "ill", "--yes").err, "--schema")
     holds(table.run(*stated, "--anyway", "--yes").err, "--anyway")
     assert not table.data.exists()
-    both = table.run(*stated, "--public", "survey.csv", "--dry-run").fine
+    both = table.run(*stated, "--public", "survey.csv", "--dry-run", "--anyway").fine
     holds(both, "trials", "public")
     assert "--public survey.csv --schema stated.json" in both
     assert not Path("visits-schema.json").exists(), "none was proposed"
@@ -452,6 +452,29 @@ def test_a_project_whose_students_are_at_chance_is_opened_only_anyway(table: Mac
     assert table.run(*TABLE, "--yes").code == 0, "it is open already"
 
 
+def test_a_project_of_what_own_labels_teach_already_is_opened_only_anyway(table: Machine) -> None:
+    given = (*TABLE, "--group", "patient", "--ignore", "weight")
+    for words in ((*given, "--yes"), (*given, "--dry-run")):
+        done = table.run(*words)
+        assert done.code == 1
+        holds(done.err, 800, "labels", "AUC", "--anyway")
+        asked, purchase = (
+            next(line for line in done.out.splitlines() if line.startswith(heading))
+            for heading in ("By what", "It buys")
+        )
+        holds(asked, 2, 3, "columns", "age", "ward", "not", "weight")
+        holds(purchase, 800, "alone", "AUC", "largest", "class")
+    assert not list((table.data / "ensembles").iterdir())
+    assert ledger(table).ensembles.list() == []
+    # Of people whose labels say nothing of the private ones, there is nothing to compare with.
+    rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    Path("visits-schema.json").unlink()
+    said = table.run(*given, "--classes", "no,yes", "--yes").fine
+    assert "own labels" not in said
+    assert ledger(table).projects.get("visits").terms.epsilon == EPSILON
+
+
 def renamed(names: dict[str, str]) -> None:
     """Give the columns of files, by the name of the file, these names."""
     for file, header in names.items():
@@ -501,10 +524,10 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     for name in ("survey.csv", "own.csv"):
         rows = [line.partition(",")[2] for line in Path(name).read_text().splitlines()]
         Path(name).write_text("\n".join(rows) + "\n")
-    said = table.run(*TABLE, "--yes", "--name", "rows").fine
+    said = table.run(*TABLE, "--yes", "--anyway", "--name", "rows").fine
     holds(said, "Protects", "2,000", "Personalnummer", 4, "--group")
     given = (*TABLE, "--group", "Personalnummer", "--yes", "--population", "named", "--disjoint")
-    said = table.run(*given, "--verbose").fine
+    said = table.run(*given, "--anyway", "--verbose").fine
     holds(said, "Protects", "Personalnummer", 500)
     assert re.search(r"balanced accuracy ([\d.]+)%", said), "its students were simulated"
     assert load_manifest(table.data / "ensembles" / "visits").units == 500
@@ -515,7 +538,7 @@ def test_people_whom_only_the_private_rows_name_are_protected(table: Machine) ->
     near = ("ensemble", "train", "visits.csv", "--public", "survey.csv", "--name", "near")
     table.run(*near, "--kind", "neighbours", "--schema", "visits-schema.json").fine  # noqa: B018 - asserts
     assert load_manifest(table.data / "ensembles" / "near").units == 500
-    rehearsed = ("quickstart", "--dry-run", *TABLE[2:], "--group", "Personalnummer")
+    rehearsed = ("quickstart", "--dry-run", "--anyway", *TABLE[2:], "--group", "Personalnummer")
     holds(table.run(*rehearsed, "--units", 500).fine, "Protects", "Personalnummer")
 
 

@@ -35,7 +35,7 @@ from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_ledger
 from terrine_server.planning.first_project import DesignedProject, NeighbourProject
 from terrine_server.privacy.parameters import check_epsilon
-from terrine_server.quickstart.choice import Choice, Membership, check_above_chance, choose
+from terrine_server.quickstart.choice import Choice, Membership, check_worth, choose
 from terrine_server.quickstart.dialogue import (
     Described,
     Given,
@@ -168,7 +168,9 @@ def quickstart(
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Go on although simulated students are no better than chance."
+            "--anyway",
+            help="Go on although simulated students are hardly better than chance, or no better "
+            "than labels of public rows alone.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -196,8 +198,8 @@ def quickstart(
 
     It proposes a schema, teachers or neighbours, noise and a cap, says what they protect and should
     buy, and asks before it makes anything of the records and before the budget is fixed for good.
-    It stops, with --yes too, where simulated students are no better than chance. If interrupted,
-    run it again.
+    It stops, with --yes too, where simulated students are hardly better than chance, or not clearly
+    better than a model of your own labelled public rows. If interrupted, run it again.
 
     [bold]Examples[/bold]
 
@@ -310,6 +312,7 @@ def _rehearse(
         choice = choose(data, membership, register, epsilon, owner)
     words: list[object] = ["quickstart", records if isinstance(records, Path) else "PRIVATE"]
     words += [*reading.data_options(given), "--epsilon", f"{epsilon:g}"]
+    words += ["--anyway"] if anyway else []
     command = command_text(*words, *(["--yes"] if in_compose() else []))  # files take its input
     if as_json():
         options = [
@@ -322,15 +325,15 @@ def _rehearse(
             }
             for each in choice.forecast.options
         ]
-        truth = choice.forecast.truth
-        known = {"command": command, "ways": options}
-        print_json({**known, "true_labels": truth and truth.figures})
+        truth, own = choice.forecast.truth, choice.forecast.own
+        known = {"command": command, "ways": options, "true_labels": truth and truth.figures}
+        print_json({**known, "own_labels": own and own.figures})
     else:
         owner.show(choice)
         asks = "without" if in_compose() else "with"
         say(f"Nothing was made or spent. To open it, {asks} its questions:\n  {command}")
     if not anyway:
-        check_above_chance(choice.forecast, None)
+        check_worth(choice.forecast, None)
 
 
 def _open(
@@ -351,7 +354,7 @@ def _open(
     choice = choose(data, membership, register, epsilon, owner)
     owner.show(choice)
     if not anyway:
-        check_above_chance(choice.forecast, data.schema)
+        check_worth(choice.forecast, data.schema)
     record = open_first_project(choice, records, ledger, settings, owner)
     designed = isinstance(choice.first, DesignedProject)
     if owner.verbose and not isinstance(given, SchemaAlone) and not designed:

@@ -31,6 +31,7 @@ from terrine_server.planning.first_project import (
     plan_neighbours,
 )
 from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS
+from terrine_server.planning.own_labels import OwnLabels, measure_own_labels
 from terrine_server.planning.plan import plan
 from terrine_server.planning.students import (
     DRAWS,
@@ -81,6 +82,8 @@ class Forecast:
     """The chosen one, and then the others, the best first."""
     truth: Students | None
     """Of the same students, taught by the true labels of the same public rows."""
+    own: OwnLabels | None = None
+    """What labelled public rows are by themselves; None if there are none, or too few."""
 
     @property
     def first(self) -> FirstProject:
@@ -91,6 +94,13 @@ class Forecast:
     def students(self) -> Students | None:
         """Those of the chosen option."""
         return self.options[0].students
+
+    @property
+    def beaten(self) -> bool:
+        """Whether they are not clearly better than the owner's own labels alone."""
+        if self.students is None or self.own is None:
+            return False
+        return not self.students.is_clearly_better(self.own.students, grown=True)
 
 
 def compare_options(
@@ -113,10 +123,12 @@ def compare_options(
     """
     trained = _list_teacher_projects(setting)
     neighbours = _find_neighbour_project(setting, sample, pool)
-    simulated = None
-    if labelled and (sample.groups is not None or not people):
+    draws, simulated, own = _draw(sample) if labelled else [], None, None
+    if draws:
+        own = measure_own_labels(draws)
+    if draws and (sample.groups is not None or not people):
         designed = _find_designed_project(setting, sample.encoding)
-        simulated = _simulate(sample, pool, trained, neighbours, designed)
+        simulated = _simulate(draws, pool, trained, neighbours, designed)
     if simulated is None:
         options = _sort_by_noise(trained[-1:], neighbours)
         if not options:
@@ -127,7 +139,7 @@ def compare_options(
         quietest = min(options, key=lambda each: each.fitted_noise)
         if quietest.too_noisy:
             raise ParameterError(_suggest_larger(quietest))
-        return Forecast(tuple(Option(each, None) for each in options), None)
+        return Forecast(tuple(Option(each, None) for each in options), None, own)
     taught, truth = simulated
     able = [each for each in taught if each.students.above_chance]
     best, *others = able or sorted(taught, key=_merit, reverse=True)
@@ -138,7 +150,7 @@ def compare_options(
         Option(each.first, each.students, best.students.is_clearly_better(each.students))
         for each in sorted(taught, key=lambda each: (each is not best, -_merit(each)))
     ]
-    return Forecast(tuple(ranked), truth)
+    return Forecast(tuple(ranked), truth, own)
 
 
 class _Taught(NamedTuple):
@@ -243,21 +255,25 @@ def _suggest_larger(best: FirstProject) -> str:
     )
 
 
+def _draw(sample: Dataset) -> list[Draw]:
+    """Draw who stands in, and what tests students. Nothing if there are too few records."""
+    if len(sample) < 2 * TESTED_ONE_IN * MIN_ANSWERS_PER_CLASS * len(sample.classes):
+        return []
+    return [Draw.of(sample, seed) for seed in range(DRAWS)]
+
+
 def _simulate(
-    sample: Dataset,
+    draws: Sequence[Draw],
     pool: PublicData,
     trained: Sequence[FirstProject],
     neighbours: NeighbourProject | None,
     designed: DesignedProject | None,
 ) -> tuple[list[_Taught], Students] | None:
-    """Simulate a student of each option in each draw. None if there are too few records.
+    """Simulate a student of each option in each draw. None if there are too few stand-ins.
 
     In each draw all are asked, and tested on, the same rows. Options are in the order in which a
     later one must be clearly better to be chosen; beside them are students of the true labels.
     """
-    if len(sample) < 2 * TESTED_ONE_IN * MIN_ANSWERS_PER_CLASS * len(sample.classes):
-        return None
-    draws = [Draw.of(sample, seed) for seed in range(DRAWS)]
     options, by_teachers, polls = list[_Taught](), list[_Taught](), list[Poll | None]()
     if neighbours is not None:
         units, near = neighbours.units, neighbours.neighbours
@@ -292,6 +308,7 @@ def _simulate(
             options.append(_Taught(designed, Students(taught)))
     if not options:
         return None
+    sample = draws[0].sample
     true = [Answers.of_labels(sample.labels[draw.learned], len(sample.classes)) for draw in draws]
     return options, Students([draw.learn(each, 0) for draw, each in zip(draws, true, strict=True)])
 

@@ -55,7 +55,7 @@ MAX_TEACHERS = 400
 # students were as good as with all of them.
 MAX_LEARNED_ROWS = 2_000
 MAX_TESTED_ROWS = 3_000
-# Balanced accuracy above that of guessing, below which little was learned.
+# Balanced accuracy and, of two classes, AUC above that of guessing, below which little was learned.
 USELESS_GAIN = 0.1
 # Balanced accuracy, or AUC, by which students must be better than guesses for a project to be worth
 # its budget; and by two standard errors.
@@ -231,9 +231,9 @@ class Students:
     tested: Sequence[MeasuredStudent]
     """One of each draw."""
     of_half: Sequence[MeasuredStudent] = ()
-    """Of neighbours: students of half of the stand-ins."""
+    """Of those who learn more from more stand-ins: students of half of them."""
     units: int = 0
-    """How many private ones there are then."""
+    """How many there will be in place of the stand-ins then."""
 
     @property
     def accuracy(self) -> Range:
@@ -262,8 +262,9 @@ class Students:
 
     @property
     def useless(self) -> bool:
-        """Whether no student is much better than a constant answer."""
-        return self.balanced_accuracy[1] < self.chance + USELESS_GAIN
+        """Whether no student is much better than a guess, in accuracy or in ranking."""
+        ranked = self.auc is not None and self.auc[1] >= 0.5 + USELESS_GAIN
+        return self.balanced_accuracy[1] < self.chance + USELESS_GAIN and not ranked
 
     @property
     def above_chance(self) -> bool:
@@ -284,8 +285,7 @@ class Students:
     @property
     def merit(self) -> float:
         """The AUC, of two classes, and else the balanced accuracy, on average over the draws."""
-        measures = [each.auc if self._are_ranked else each.balanced for each in self.tested]
-        return float(np.mean([value for value, _ in measures]))
+        return float(np.mean(_merits(self.tested)))
 
     @property
     def figures(self) -> dict[str, object]:
@@ -293,18 +293,21 @@ class Students:
         names = ("accuracy", "balanced_accuracy", "auc", "chance", "stand_ins", "useless")
         return {name: getattr(self, name) for name in (*names, "above_chance")}
 
-    def is_clearly_better(self, other: Students) -> bool:
+    def is_clearly_better(self, other: Students, *, grown: bool = False) -> bool:
         """Return whether they are better than others by more than chance explains.
 
         Of two classes in AUC: where one is rare, few rows lie near the threshold that cuts them,
         and balanced accuracy tells little. Else in balanced accuracy. In each draw both were tested
-        on the same rows.
+        on the same rows. `grown`: with what all units in place of the stand-ins would add to each.
         """
         pairs = list(zip(self.tested, other.tested, strict=True))
         if self._are_ranked and other._are_ranked:
             leads = [auc_lead(a, b) for a, b in pairs]
         else:
             leads = [_mean((a.right.astype(np.float64) - b.right) * a.weights) for a, b in pairs]
+        if grown:
+            added = self._added - other._added
+            leads = [(lead + more, error) for (lead, error), more in zip(leads, added, strict=True)]
         return _exceeds(leads, 0)
 
     @property
@@ -321,6 +324,12 @@ class Students:
         """
         share = min(1.0, self.stand_ins / self.units) if self.units else 1.0
         return float((1 - share**0.5) / (2**0.5 - 1))
+
+    @property
+    def _added(self) -> NDArray[np.float64]:
+        """By how much more units would raise the merit in each draw; on average not below 0."""
+        gains = _merits(self.tested) - _merits(self.of_half or self.tested)
+        return np.asarray(gains * self.growth if gains.mean() > 0 else 0 * gains)
 
     def _range(self, name: str, least: float) -> Range:
         measures: list[Measure] = [getattr(each, name) for each in self.tested]
@@ -542,6 +551,12 @@ def scale_votes(votes: NDArray[np.int64], teachers: int) -> NDArray[np.int64]:
     full: NDArray[np.int64] = votes * teachers // votes.sum(axis=1, keepdims=True)
     full[np.arange(len(full)), votes.argmax(axis=1)] += teachers - full.sum(axis=1)
     return full
+
+
+def _merits(tested: Sequence[MeasuredStudent]) -> NDArray[np.float64]:
+    """Return the AUC of each, if all are ranked, and else the balanced accuracy."""
+    ranked = all(each.is_ranked for each in tested)
+    return np.array([(each.auc if ranked else each.balanced)[0] for each in tested])
 
 
 def _exceeds(gains: Sequence[Measure], least: float) -> bool:

@@ -21,7 +21,7 @@ from terrine_server.planning.first_project import DesignedProject, FirstProject,
 from terrine_server.planning.forecast import Forecast, compare_options, forecast_design
 from terrine_server.quickstart.dialogue import Owner, QuickstartError
 from terrine_server.quickstart.records import ProjectData, PublicRows
-from terrine_server.quickstart.report import name_option, write_range
+from terrine_server.quickstart.report import describe_model, name_option, write_auc, write_range
 
 
 @dataclass(frozen=True)
@@ -139,24 +139,34 @@ def _forecast(
         )
 
 
-def check_above_chance(forecast: Forecast, schema: Path | None) -> None:
-    """Refuse a project whose simulated students are no better than a guess.
+def check_worth(forecast: Forecast, schema: Path | None) -> None:
+    """Refuse a project whose simulated students learn next to nothing, or what is there already.
 
     `schema`: the file of a table's schema, whose columns could be fewer.
     """
+    _check_learning(forecast, schema)
+    _check_own_labels(forecast)
+
+
+STOPPED = "Stopped before anything was made of the records, or spent"
+
+
+def _check_learning(forecast: Forecast, schema: Path | None) -> None:
+    """Refuse a project whose students are no better than a guess, or hardly."""
     found, first = forecast.students, forecast.first
-    if found is None or found.above_chance:
+    if found is None or (found.above_chance and not found.useless):
         return
     balanced = write_range(found.balanced_accuracy)
+    best = f"Those of the best option, {name_option(first)}"
     said = (
-        "Stopped before anything was made of the records, or spent: the simulated students are "
-        f"no better than chance, however the records are asked. Those of the best option, "
-        f"{name_option(first)}, have a balanced accuracy of {balanced}; a guess has "
+        f"{STOPPED}: the simulated students are "
+        f"{'hardly better than' if found.above_chance else 'no better than'} chance, however the "
+        f"records are asked. {best}, have a balanced accuracy of {balanced}; a guess has "
         f"{found.chance:.1%}."
     )
     if found.auc is not None:
-        said += f" Their AUC is {found.auc[0]:.2f} to {found.auc[1]:.2f}; that of a guess is 0.50."
-    if forecast.truth is not None and not forecast.truth.above_chance:
+        said += f" Their AUC is {write_auc(found.auc)}; that of a guess is 0.50."
+    if forecast.truth is not None and (forecast.truth.useless or not forecast.truth.above_chance):
         said += (
             " Even the true labels of the same public rows teach no more: what is known of a row "
             "may not tell its class."
@@ -170,3 +180,22 @@ def check_above_chance(forecast: Forecast, schema: Path | None) -> None:
         "import`)."
     )
     raise QuickstartError(f"{said} To open it all the same, add --anyway.")
+
+
+def _check_own_labels(forecast: Forecast) -> None:
+    """Refuse a project whose students are not clearly better than the owner's own labels."""
+    found, own, first = forecast.students, forecast.own, forecast.first
+    if found is None or own is None or not forecast.beaten:
+        return
+    has = f"balanced accuracy {write_range(found.balanced_accuracy)}"
+    if found.auc is not None and own.students.auc is not None:
+        has = f"AUC {write_auc(found.auc, 3)}"
+    raise QuickstartError(
+        f"{STOPPED}: the labels of your own public rows do as well, and cost no privacy. A plain "
+        f"model of these {own.rows:,} rows alone: {describe_model(own)}. The simulated students of "
+        f"the best option, {name_option(first)}, are not clearly better: {has}. Private records "
+        "are for what such labels cannot teach: public rows without labels; public rows of other "
+        "people or another time, whose labels do not carry over, which no trial on them can show; "
+        "and classes that are rare among them. If that is so here, or the student shall learn from "
+        "both, add --anyway."
+    )

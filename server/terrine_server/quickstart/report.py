@@ -16,8 +16,12 @@ from terrine_server.planning.first_project import (
     max_guess_accuracy,
 )
 from terrine_server.planning.forecast import Forecast, Option
+from terrine_server.planning.own_labels import OwnLabels
 from terrine_server.planning.students import DRAWS
-from terrine_server.quickstart.records import ProjectData
+from terrine_server.quickstart.records import ProjectData, PublicRows
+
+# Columns that are named in a sentence; of more, how many.
+MAX_NAMES = 8
 
 
 def describe(
@@ -37,7 +41,12 @@ def describe(
         "How much": f"ε = {first.epsilon:g}, δ = {first.delta:g}. Somebody who knows all the "
         f"others, and guesses which of two equally likely versions of this one is there, is right "
         f"at most {right:.1%} of the time (50 % without any answer).",
-        "By what": f"{_describe_option(first, units)} {_explain_choice(forecast)}".rstrip(),
+        "By what": " ".join(
+            filter(
+                None,
+                (_describe_option(first, units), describe_columns(data), _explain_choice(forecast)),
+            )
+        ),
         "It buys": _describe_purchase(data, forecast),
         "It uses": f"{first.share:.0%} of a cap of ε = {first.cap.epsilon:g}: what all projects "
         f"together may ever tell about these people. {int(1 / first.share)} like this one would "
@@ -105,8 +114,30 @@ def _explain_choice(forecast: Forecast) -> str:
     return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
 
 
+def describe_columns(data: ProjectData) -> str:
+    """Say of which columns of a table nothing is learned; nothing if there are none."""
+    asked = data.asked
+    table = asked.sample.encoding if isinstance(asked, PublicRows) else asked
+    if table is None:
+        return ""
+    used = table.features
+    left_out = [each.name for each in table.columns if each.role == "ignored"]
+    if not left_out:
+        return ""
+    return (
+        f"It learns from {len(used):,} of {len(used) + len(left_out):,} columns: "
+        f"{_list_some(used)}; not from {_list_some(left_out)}."
+    )
+
+
+def _list_some(names: Sequence[str]) -> str:
+    if (more := len(names) - MAX_NAMES) > 1:
+        return f"{', '.join(names[:MAX_NAMES])} and {more:,} more"
+    return ", ".join(names)
+
+
 def _describe_purchase(data: ProjectData, forecast: Forecast) -> str:
-    """Say what is certain, and what else the project should buy."""
+    """Say what is certain, what else the project should buy, and what is there without it."""
     certain, found = f"for certain, {_certain_answers(forecast.first)}", forecast.students
     labelled = data.labelled
     if labelled is None:
@@ -114,29 +145,48 @@ def _describe_purchase(data: ProjectData, forecast: Forecast) -> str:
             f"{certain}. How good a student becomes cannot be said: that would take labels of "
             "public rows. A trial on private ones would tell something about them."
         )
+    alone = "" if forecast.own is None else f" {describe_own_labels(forecast.own)}"
     if found is None:
         return (
             f"{certain}. How good a student becomes cannot be said: {len(labelled):,} labelled "
-            "public rows are too few for a trial."
+            f"public rows are too few for a trial.{alone}"
         )
+    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+    ranked = "" if found.auc is None else f", AUC {write_auc(found.auc)}"
     said = (
         f"{certain}. In {DRAWS} trials on public rows, of which {found.stand_ins:,} stood in for "
-        f"private ones, students were right on {write_range(found.accuracy)}, balanced accuracy "
-        f"{write_range(found.balanced_accuracy)} (the average over the classes; a guess has "
-        f"{found.chance:.0%}). Expect the same if the private rows are like the public ones."
+        f"private ones, students were right on {write_range(found.accuracy)}{ranked}, balanced "
+        f"accuracy {write_range(found.balanced_accuracy)} (the average over the classes; a guess "
+        f"has {found.chance:.0%}). The largest class alone is right on {largest:.1%}.{alone} "
+        "Expect the same if the private rows are like the public ones."
     )
     if found.useless:
-        ranked = ""
-        if found.auc is not None and found.above_chance:
-            ranked = f" They rank rows with an AUC of {found.auc[0]:.2f} to {found.auc[1]:.2f}."
-        return f"{said} That is next to nothing: more records or a larger ε would help.{ranked}"
-    largest = float(np.bincount(labelled.labels).max() / len(labelled))
+        return f"{said} That is next to nothing: more records or a larger ε would help."
     if len(labelled.classes) == 2 and found.accuracy[1] < largest:
         said += (
-            f" Always predicting the larger class would be right more often ({largest:.1%}), but "
-            "would never find the other. Who prefers accuracy trains with --threshold accuracy."
+            " Always predicting the larger class would be right more often, but would never find "
+            "the other. Who prefers accuracy trains with --threshold accuracy."
         )
     return said
+
+
+def describe_own_labels(own: OwnLabels) -> str:
+    """Say what labelled public rows alone are worth."""
+    return (
+        f"Your {own.rows:,} labelled public rows alone, without any private answer: "
+        f"{describe_model(own)}."
+    )
+
+
+def describe_model(own: OwnLabels) -> str:
+    """Say how good the model of labelled public rows alone is: by AUC, of two classes."""
+    found = own.students
+    if found.auc is not None:
+        return f"AUC {found.merit:.3f} ({write_auc(found.auc, 3)}), by {own.model}"
+    return (
+        f"right on {write_range(found.accuracy)}, balanced accuracy "
+        f"{write_range(found.balanced_accuracy)}, by {own.model}"
+    )
 
 
 def _certain_answers(first: FirstProject) -> str:
@@ -158,14 +208,17 @@ def _certain_answers(first: FirstProject) -> str:
 def list_options(forecast: Forecast, labelled: Dataset) -> list[dict[str, str]]:
     """Return what the students of each option would be, and what there is to compare with."""
     taught = {name_option(each.first): each.students for each in forecast.options}
+    taught["(true labels of the same rows)"] = forecast.truth
+    if forecast.own is not None:
+        taught["(all labelled public rows alone)"] = forecast.own.students
     rows = [
         {
             "students of": name,
             "right on": write_range(found.accuracy),
             "balanced accuracy": write_range(found.balanced_accuracy),
-            **({} if found.auc is None else {"AUC": f"{found.auc[0]:.2f} to {found.auc[1]:.2f}"}),
+            **({} if found.auc is None else {"AUC": write_auc(found.auc)}),
         }
-        for name, found in [*taught.items(), ("(true labels of the same rows)", forecast.truth)]
+        for name, found in taught.items()
         if found is not None
     ]
     counts = np.bincount(labelled.labels)
@@ -188,6 +241,11 @@ def name_option(first: FirstProject) -> str:
 def write_range(between: tuple[float, float]) -> str:
     """Write the ends of a range of shares."""
     return f"{between[0]:.1%} to {between[1]:.1%}"
+
+
+def write_auc(between: tuple[float, float], digits: int = 2) -> str:
+    """Write the ends of a range of AUCs."""
+    return f"{between[0]:.{digits}f} to {between[1]:.{digits}f}"
 
 
 def _join(options: Sequence[Option]) -> str:
