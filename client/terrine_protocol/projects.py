@@ -7,7 +7,7 @@ import operator
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from terrine_protocol.base import (
     PROTECTS,
@@ -143,7 +143,8 @@ class SumRelease(Record):
     map_sha256: Annotated[Sha256, Field(description="Of the public map of inputs to features.")]
 
 
-Release = Annotated[HistogramRelease | SumRelease, Discriminator("kind")]
+# Told apart by their fields, as ledgers keep them without what is a default.
+Release = HistogramRelease | SumRelease
 
 
 class EnsembleFacts(Reply):
