@@ -351,7 +351,7 @@ def _classes_expected(column: Column, found: str) -> str:
     expected = f"one of {list_names(classes)}."
     if column.edges is not None:
         expected = f"a number to be cut into {list_names(classes)}."
-    if found in MISSING_TEXTS:
+    if says_nothing(found):
         return f"{expected} Leave rows without a label out of the file: they teach nothing."
     if len(classes) > LISTED and not any(
         math.isnan(parse_number(text)) for text in (found, *classes)
