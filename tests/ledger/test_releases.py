@@ -6,12 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.special import ndtr
 from sqlalchemy import Connection, delete, update
 
 from support.databases import SECRET_KEY, migrated
@@ -27,42 +30,79 @@ from support.ledgers import (
     PUBLISHING_GNMAX,
     PUBLISHING_TEACHERS,
     TEACHERS,
+    abstained,
+    answered,
     charge_one,
     counted,
     open_project,
     published_terms,
     register,
     unguarded,
+    unvoted,
     voted,
 )
 from support.processes import at_once, in_processes
 from support.servers import REPOSITORY
 from support.wording import refuses
 from support.workers import die_opening
-from terrine_protocol import HistogramRelease, Outcome, ProjectStatus
-from terrine_server.errors import Conflict, InvalidTerms
+from terrine_addons.audit.ledger import check_project
+from terrine_protocol import HistogramRelease, Outcome, ProjectStatus, SumRelease
+from terrine_protocol.projects import Release
+from terrine_server.errors import BudgetExhausted, CapExceeded, Conflict, InvalidTerms
 from terrine_server.ledger import Ledger, NewProject, ProjectRecord, connect
 from terrine_server.ledger.chain import canonical_json, release_digest
 from terrine_server.ledger.schema import charges, projects
-from terrine_server.privacy import Terms, build_mechanism, quote
+from terrine_server.planning.opening import choose
+from terrine_server.privacy import (
+    GDP,
+    ParameterError,
+    SumAnswers,
+    Sums,
+    Terms,
+    build_mechanism,
+    cap,
+    price,
+    quote,
+)
 
 HISTOGRAMS = HistogramRelease(sigma=60.0, cells=(40, 5, 2), schema_sha256="5c" * 32)
+SUMS = SumRelease(sigma=600.0, norm=100, features=6, classes=CLASSES, map_sha256="5d" * 32)
+RELEASED: Sequence[Release] = (HISTOGRAMS, SUMS)
 BEGUN = FACTS.model_copy(update={"designed": True, "release": HISTOGRAMS})
+SUMMED = FACTS.model_copy(update={"kind": "sums", "teachers": 1, "release": SUMS})
 
 
-def begun_terms(release: HistogramRelease | None = HISTOGRAMS) -> Terms:
-    mechanism = build_mechanism(COUNTED, teachers=TEACHERS, classes=CLASSES)
+# δ of the ideal mechanism, whose ε it is at the share of δ that converts.
+SUMS_EPSILON = float(
+    brentq(
+        lambda epsilon: (
+            ndtr(1 / 6 - 3 * epsilon) - np.exp(epsilon) * ndtr(-1 / 6 - 3 * epsilon) - 0.999e-6
+        ),
+        1.0,
+        2.0,
+        xtol=1e-12,
+    )
+)
+
+
+def begun_terms(release: Release | None = HISTOGRAMS, epsilon: float = 2.0) -> Terms:
     spec = None if release is None else release.model_dump(mode="json")
-    return quote(mechanism, 2.0, 1e-6, release=spec)
+    mechanism = {"name": "sums"} if isinstance(release, SumRelease) else COUNTED
+    made = build_mechanism(mechanism, teachers=TEACHERS, classes=CLASSES)
+    return quote(made, epsilon, 1e-6, release=spec)
 
 
-def new_project(name: str = "study", release: HistogramRelease | None = HISTOGRAMS) -> NewProject:
+def new_project(name: str = "study", release: Release | None = HISTOGRAMS) -> NewProject:
+    """On the ensemble of sums, or on that of teachers."""
+    if isinstance(release, SumRelease):
+        return NewProject(name, "summed", {"name": "sums"}, begun_terms(release))
     return NewProject(name, "mnist", COUNTED, begun_terms(release))
 
 
 def begun_ledger(url: str) -> Ledger:
     ledger = Ledger(migrated(url), SECRET_KEY)
     register(ledger, "mnist", facts=BEGUN)
+    register(ledger, "summed", facts=SUMMED)
     return ledger
 
 
@@ -72,10 +112,17 @@ def ledger(each_database_url: str) -> Ledger:
 
 
 @pytest.fixture
-def study(ledger: Ledger) -> ProjectRecord:
-    """The release, and two answers."""
-    opened = ledger.projects.open(new_project())
+def study(ledger: Ledger, release: Release) -> ProjectRecord:
+    """The release, and two answers where any are paid for."""
+    opened = ledger.projects.open(new_project(release=release))
+    if isinstance(release, SumRelease):
+        return opened
     return charge_one(ledger, opened.id, [counted(1), counted(2)]).project
+
+
+@pytest.fixture
+def release() -> Release:
+    return HISTOGRAMS
 
 
 def test_what_a_project_begins_with_is_charged_as_it_is_opened(ledger: Ledger) -> None:
@@ -114,22 +161,76 @@ def test_the_budget_ends_as_if_the_release_were_so_many_queries_more(ledger: Led
     assert ledger.verifier.verify_project("study").ok
 
 
+def test_sums_are_all_that_a_project_on_them_ever_pays_for(ledger: Ledger) -> None:
+    opened = ledger.projects.open(new_project(release=SUMS))
+    terms, paid = opened.terms, opened.terms.release
+    assert paid is not None
+    assert dict(terms.prices) == {}
+    assert (opened.charges, opened.account) == (1, terms.start)
+    assert opened.spent == paid.price.cost == opened.cap_spent == terms.cap_budget
+    assert terms.budget - opened.spent > 0, "that nobody can spend"
+    assert (opened.affordable, terms.most_admitted(opened.account)) == (0, 0)
+    assert terms.epsilon_spent(opened.spent) == pytest.approx(SUMS_EPSILON, rel=1e-6)
+    [entry] = ledger.entries.list("study")
+    assert entry.event == {"event": "released_counts", "sigma": 600.0, "squared": 4 * 100**2}
+    for proposal in (counted(1), answered(1), abstained(1), unvoted(1)):
+        with pytest.raises(BudgetExhausted):
+            charge_one(ledger, opened.id, [proposal])
+    assert ledger.projects.get("study").charges == 1
+    assert ledger.ensembles.get("summed").population.reserved == terms.cap_budget
+    closed = ledger.projects.set_status("study", ProjectStatus.CLOSED)
+    assert ledger.ensembles.get("summed").population.reserved == closed.cap_spent == opened.spent
+    assert ledger.verifier.verify_project("study").ok
+    assert list(check_project(ledger, closed)) == []
+    assert Terms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
+
+
+def test_a_second_project_on_sums_pays_as_its_students_are_told_them_too(ledger: Ledger) -> None:
+    population = register(ledger, "few", cap(2.0, 1e-5), SUMMED).population
+    price = begun_terms(SUMS).cap_budget
+    fits = population.cap // price
+    opened = [replace(new_project(f"study-{each}", SUMS), ensemble="few") for each in range(fits)]
+    for each in opened:
+        assert ledger.projects.open(each).spent == price
+    with pytest.raises(CapExceeded):
+        ledger.projects.open(replace(opened[0], name="one-more"))
+    assert fits > 1
+    reserved = ledger.ensembles.get("few").population.reserved
+    assert population.cap - price < reserved == fits * price
+
+
+@pytest.mark.parametrize("order", [None, 20.0])
+def test_what_sums_cost_must_fit_in_the_budget(order: float | None) -> None:
+    """Whichever way a cap adds up, to the last unit."""
+    rule, mechanism = cap(20.0, 1e-5, order).rule, SumAnswers(1, CLASSES)
+    spec = SUMS.model_dump(mode="json")
+    enough = quote(mechanism, 1.001 * SUMS_EPSILON, 1e-6, cap_rule=rule, release=spec)
+    assert enough.rule == GDP
+    assert enough.start.spent <= enough.budget < 1.01 * enough.start.spent
+    assert enough.cap_budget == price(Sums(600.0, 100, 6, CLASSES, "").event, rule, rule).cost
+    with refuses(ParameterError, "sums", "epsilon"):
+        quote(mechanism, 0.999 * SUMS_EPSILON, 1e-6, cap_rule=rule, release=spec)
+    chosen = choose(mechanism, 2.0, 1e-6, cap_rule=rule, release=spec).terms
+    assert (chosen.cap_budget, chosen.release) == (enough.cap_budget, enough.release)
+
+
+@pytest.mark.parametrize("release", RELEASED, ids=lambda each: each.kind)
 def test_two_servers_that_open_it_at_once_charge_it_once(
-    ledger: Ledger, each_database_url: str
+    release: Release, ledger: Ledger, each_database_url: str
 ) -> None:
     servers = [ledger, Ledger(connect(each_database_url), SECRET_KEY)]
 
     def attempt(number: int) -> str:
         try:
-            return servers[number % 2].projects.open(new_project()).name
+            return servers[number % 2].projects.open(new_project(release=release)).name
         except Conflict as error:
             return error.problem
 
     assert sorted(at_once(4, attempt)) == ["conflict"] * 3 + ["study"]
     assert [entry.outcome for entry in ledger.entries.list("study")] == ["released"]
     assert ledger.verifier.verify_project("study").ok
-    reserved = ledger.ensembles.get("mnist").population.reserved
-    assert reserved == ledger.projects.get("study").terms.cap_budget
+    opened = ledger.projects.get("study")
+    assert opened.ensemble.population.reserved == opened.terms.cap_budget
 
 
 def test_each_project_on_the_ensemble_pays_for_what_its_students_are_told(ledger: Ledger) -> None:
@@ -145,13 +246,15 @@ def test_each_project_on_the_ensemble_pays_for_what_its_students_are_told(ledger
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASED, ids=lambda each: each.kind)
 def test_killed_as_it_is_opened_it_is_charged_with_its_project_or_not_at_all(
-    each_database_url: str,
+    release: Release, each_database_url: str
 ) -> None:
     ledger = begun_ledger(each_database_url)
     for step in count():
         name = f"study-{step}"
-        [process] = in_processes(die_opening, (each_database_url, new_project(name), step))
+        new = new_project(name, release)
+        [process] = in_processes(die_opening, (each_database_url, new, step))
         names = ledger.projects.list_names()
         if name in names:
             assert ledger.projects.get(name).charges == 1
@@ -159,7 +262,7 @@ def test_killed_as_it_is_opened_it_is_charged_with_its_project_or_not_at_all(
             assert process.exitcode == 0
             break
         assert process.exitcode == -signal.SIGKILL
-        assert ledger.ensembles.get("mnist").population.reserved == 0
+        assert ledger.ensembles.get(new.ensemble).population.reserved == 0
     assert step >= 8, "it took fewer steps than the test reckons with"
 
 
@@ -188,6 +291,7 @@ def test_published_figures_leave_what_was_released_first(each_database_url: str)
     assert ledger.verifier.verify_project("study").ok
 
 
+@pytest.mark.parametrize("release", RELEASED, ids=lambda each: each.kind)
 def test_an_auditor_checks_it_with_an_export_alone(
     study: ProjectRecord, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -216,6 +320,17 @@ def make_second(connection: Connection) -> None:
     rebuild(connection, [*entries[:2], again])
 
 
+def charge_twice(connection: Connection) -> None:
+    """Once more, as a second release."""
+    entries = rows_of(connection)
+    again = {**entries[0], "query_digest": bytes(32), "input_digest": bytes(32)}
+    rebuild(connection, [entries[0], again, *entries[1:]])
+    columns = {"spent": "cost", "delta_spent": "delta", "cap_spent": "cap_cost"}
+    more = {name: projects.c[name] + entries[0][part] for name, part in columns.items()}
+    more |= {"charges": len(entries) + 1}
+    connection.execute(update(projects).where(projects.c.id == 1).values(**more))
+
+
 def never_charge(connection: Connection) -> None:
     """No entry at all, as before it was opened."""
     connection.execute(delete(charges))
@@ -235,19 +350,27 @@ def cheaper(connection: Connection) -> None:
 def quieter(connection: Connection) -> None:
     """With half the noise."""
     entries = rows_of(connection)
-    event = canonical_json({**json.loads(entries[0]["event"]), "sigma": 30.0})
+    event = json.loads(entries[0]["event"])
+    event = canonical_json({**event, "sigma": event["sigma"] / 2})
     rebuild(connection, [{**entries[0], "event": event}, *entries[1:]])
 
 
 @pytest.mark.parametrize("each_database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    ("forge", "said", "checked"),
+    ("release", "forge", "said", "checked"),
     [
-        (drop_release, "begins", True),
-        (make_second, "begins", True),
-        (never_charge, "begins", True),
-        (cheaper, "price", True),
-        (quieter, "event", False),
+        (HISTOGRAMS, drop_release, "begins", True),
+        (HISTOGRAMS, make_second, "begins", True),
+        *(
+            (release, *forged)
+            for release in RELEASED
+            for forged in (
+                (never_charge, "begins", True),
+                (charge_twice, "begins", True),
+                (cheaper, "price", True),
+                (quieter, "event", False),
+            )
+        ),
     ],
 )
 def test_a_forged_release_is_found_in_spite_of_the_key(

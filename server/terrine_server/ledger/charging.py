@@ -395,6 +395,13 @@ def _make_exhausted_error(project: ProjectRecord) -> BudgetExhausted:
             spent=project.spent,
             budget=budget,
         )
+    if not project.terms.prices:
+        return BudgetExhausted(
+            f"The project {project.name} pays for nothing but what it began with, from which its "
+            "labels follow.",
+            spent=project.spent,
+            budget=budget,
+        )
     return BudgetExhausted(
         f"The project {project.name} cannot pay for a new query: {project.spent / budget:.4%} of "
         f"its budget is spent, and one more costs up to {project.terms.worst.cost / budget:.4%}.",

@@ -118,6 +118,9 @@ def quote(
     if begun is not None:
         paid = PaidRelease(begun.spec, price(begun.event, rule, cap_rule))
         every.append(paid.price)
+    most = budget if rule == cap_rule else _most_cap_cost(budget, every)
+    if paid is not None and not prices:
+        most = paid.price.cap_cost  # nothing else is ever charged
     terms = Terms(
         epsilon=epsilon,
         delta=delta,
@@ -127,7 +130,7 @@ def quote(
         budget=budget,
         delta_budget=delta_budget,
         prices=prices,
-        cap_budget=budget if rule == cap_rule else _most_cap_cost(budget, every),
+        cap_budget=most,
         schedule=schedule,
         by_baseline=by_baseline,
         release=paid,
