@@ -49,10 +49,20 @@ SHORTENING = 0.98
 MAX_SHORTENINGS = 60
 # Of a norm. A greater one only adds digits; of a smaller one features round to nothing.
 MIN_NORM, MAX_NORM = 16, 1024
+# Of public rows, those that are not shortened.
+SHORT_SHARE = 0.1
+# Of a component, relative to the largest: others are left out.
+MIN_VARIANCE_SHARE = 1e-6
+MIN_VARIANCE = 1e-12
+MIN_LENGTH = 1e-9
+# Of scores, and of the class of a row: what is expected where the norm is divided.
+SCORE_VARIANCE, CLASS_VARIANCE = 4.0, 0.15
 # Bytes of what an archive holds.
 MAX_ARCHIVE_BYTES = 1 << 30
 # By which a noisy sum may exceed the largest: never, but for one that nobody drew.
 MAX_NOISE_DEVIATIONS = 100
+# Of a map, beside its features.
+MAP_ARRAYS = ("centre", "basis", "stretch")
 
 
 class _About(Record):
@@ -62,7 +72,6 @@ class _About(Record):
     input: InputSpec
     features: FeatureSpec
     norm: Annotated[int, Field(ge=1, le=MAX_NORM)]
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     units: Annotated[int, Field(ge=1)]
 
@@ -77,40 +86,61 @@ MAX_WHOLE = 1 << 53
 class SumMap:
     """A public map φ of inputs to whole numbers, of norm at most `norm`. Make one with `fit`.
 
-    Features are centred by the mean of the public rows they were fitted on, and scaled so that
-    half of these rows are shorter than `norm`; longer ones are shortened to it, and all rounded.
+    φ are principal components of public features, stretched, shortened to `norm`, and rounded.
     """
 
     features: FeatureMap
     centre: Floats
-    """[d]."""
-    scale: float
+    """[D], the mean of the features of public rows."""
+    basis: Floats
+    """[D, d], orthogonal directions, of which public rows have a variance of 1 in all."""
+    stretch: Floats
+    """[d], by which components are multiplied. Of `SHORT_SHARE` of the public rows they are then
+    shorter than 1; all others are shortened."""
     norm: int
 
     @classmethod
-    def fit(cls, inputs: InputSpec, public: PublicData, norm: int = MAX_NORM) -> SumMap:
-        """The map that suits such inputs, by public rows alone. Raises DataError."""
+    def fit(
+        cls, inputs: InputSpec, public: PublicData, norm: int = MAX_NORM, noise: float = 0.0
+    ) -> SumMap:
+        """The map that suits such inputs, by public rows alone. Raises DataError.
+
+        noise: standard deviation of the noise of a mean of φ/norm, as far as it is known before:
+        the larger it is, the more of the norm is for the components that vary most.
+        """
         public.check_fits(inputs)
         width = TABLE_WIDTH if len(inputs.shape) == 1 and inputs.texts is None else WIDTH
         features = public_features(inputs, public, width)
         found = compute_features(features, public.inputs)
         centre = found.mean(axis=0)
-        middle = float(np.median(np.linalg.norm(found - centre, axis=1)))
-        return cls(features, centre, 1 / middle if middle > 0 else 1.0, norm)
+        found -= centre
+        variances, turned = np.linalg.eigh(found.T @ found / len(found))
+        kept = variances > MIN_VARIANCE_SHARE * max(float(variances[-1]), MIN_VARIANCE)
+        kept[-1] = True  # of equal rows, one direction, in which they are 0
+        total = max(float(variances[kept].sum()), MIN_VARIANCE)
+        basis = np.ascontiguousarray(turned[:, kept]) / math.sqrt(total)
+        shares = np.maximum(variances[kept] / total, MIN_VARIANCE)
+        stretch = np.sqrt(_divide_norm(shares, noise) / shares)
+        lengths = np.linalg.norm(found @ basis * stretch, axis=1)
+        return cls(
+            features, centre, basis, stretch / max(np.quantile(lengths, SHORT_SHARE), MIN_LENGTH),
+            norm,
+        )  # fmt: skip
 
     @property
     def width(self) -> int:
         """How many numbers, without the constant: d."""
-        return len(self.centre)
+        return len(self.stretch)
 
     def places(self, x: NDArray[np.generic]) -> Floats:
-        """Features [N, d] of inputs [N, *shape], centred and scaled, whatever their length."""
-        return (compute_features(self.features, x) - self.centre) * self.scale
+        """Components [N, d] of inputs [N, *shape], before they are stretched and shortened."""
+        found: Floats = (compute_features(self.features, x) - self.centre) @ self.basis
+        return found
 
     def round(self, places: Floats) -> Ints:
         """What φ makes of `places` [N, d]: int64[N, d], each row of norm at most `norm`."""
-        lengths = np.linalg.norm(places, axis=1, keepdims=True)
-        rows = places * (self.norm / np.maximum(lengths, 1.0))
+        rows = places * self.stretch
+        rows *= self.norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
         whole: Ints = np.rint(rows).astype(np.int64)
         for _ in range(MAX_SHORTENINGS):  # a row of length `norm` may be longer when it is rounded
             long = (whole**2).sum(axis=1) > self.norm**2
@@ -130,11 +160,28 @@ class SumMap:
         """Of all that the map is, as hex."""
         spec, inputs = self.features.spec, self.features.inputs
         digest = hashlib.sha256(spec.model_dump_json().encode() + inputs.model_dump_json().encode())
-        digest.update(f"{self.norm} {self.scale.hex()}".encode())
-        for name, each in sorted({"centre": self.centre, **self.features.tensors}.items()):
+        digest.update(f"{self.norm}".encode())
+        own = {"centre": self.centre, "basis": self.basis, "stretch": self.stretch}
+        for name, each in sorted((own | self.features.tensors).items()):
             digest.update(f"{name} {each.dtype.str} {each.shape}".encode())
             digest.update(np.ascontiguousarray(each).tobytes())
         return digest.hexdigest()
+
+
+def _divide_norm(variances: Floats, noise: float) -> Floats:
+    """Return which share of the squared norm each component [d] has, of such variances.
+
+    Half is divided as the components vary. The other half goes where it tells most, if a score
+    has a variance of `SCORE_VARIANCE`, evenly over components: as power is divided among channels
+    (Cover and Thomas, "Elements of Information Theory", 9.4).
+    """
+    as_varied = variances / variances.sum()
+    told = variances * SCORE_VARIANCE * CLASS_VARIANCE**2
+    costs = np.sort(noise**2 / told)
+    levels = (1 + costs.cumsum()) / np.arange(1, len(costs) + 1)
+    level = levels[np.flatnonzero(levels >= costs)[-1]]
+    found: Floats = (as_varied + np.maximum(level - noise**2 / told, 0)) / 2
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +227,14 @@ class ReleasedSums:
             input=self.map.features.inputs,
             features=self.map.features.spec,
             norm=self.map.norm,
-            scale=self.map.scale,
             sigma=self.sigma,
             units=self.units,
         )
         made = io.BytesIO()
         arrays = {f"map.{name}": each for name, each in self.map.features.tensors.items()}
-        arrays |= {"sums": self.sums, "centre": self.map.centre, "natural": self.natural}
+        arrays |= {name: getattr(self.map, name) for name in MAP_ARRAYS}
+        arrays |= {"sums": self.sums, "natural": self.natural}
+        arrays = {name: np.ascontiguousarray(each) for name, each in arrays.items()}
         np.savez_compressed(
             made, about=np.frombuffer(about.model_dump_json().encode(), np.uint8), **arrays
         )
@@ -198,27 +246,33 @@ class ReleasedSums:
         arrays = _read_archive(data)
         try:
             about = _About.model_validate_json(arrays.pop("about").tobytes())
-            sums, centre, natural = (arrays.pop(name) for name in ("sums", "centre", "natural"))
+            sums, natural = arrays.pop("sums"), arrays.pop("natural")
+            own = {name: arrays.pop(name) for name in MAP_ARRAYS}
         except ValidationError as error:
             raise DataError(f"These are not released sums {first_problem(error)}.") from None
         except KeyError as error:
             raise DataError(f"These are not released sums: {error} is missing.") from None
         tensors = {name.removeprefix("map."): each for name, each in arrays.items()}
-        _check(about, sums, centre, natural, tensors)
-        known = FeatureMap(about.features, about.input, tensors)
-        return cls(
-            SumMap(known, centre, about.scale, about.norm), sums, about.sigma, about.units, natural
-        )
+        _check(about, sums, natural, own, tensors)
+        known = SumMap(FeatureMap(about.features, about.input, tensors), **own, norm=about.norm)
+        return cls(known, sums, about.sigma, about.units, natural)
 
 
 def _check(
-    about: _About, sums: Ints, centre: Floats, natural: NDArray[Any], tensors: Mapping[str, Any]
+    about: _About,
+    sums: Ints,
+    natural: NDArray[Any],
+    own: Mapping[str, Floats],
+    tensors: Mapping[str, Any],
 ) -> None:
     """Raise DataError unless all of an archive goes together."""
     width, shape = about.features.width, about.input.shape
-    expected = {
-        "sums": (sums, "int64", (width + 1, None), 2),
-        "centre": (centre, "float64", (width,), 1),
+    count = own["stretch"].size
+    expected: dict[str, tuple[NDArray[Any], str, tuple[int | None, ...], int]] = {
+        "stretch": (own["stretch"], "float64", (count,), 1),
+        "basis": (own["basis"], "float64", (width, count), 1),
+        "centre": (own["centre"], "float64", (width,), 1),
+        "sums": (sums, "int64", (count + 1, None), 2),
         "natural": (natural, about.input.dtype, (None, *shape), 1),
     }
     for name, (found, dtype, sizes, least) in expected.items():
@@ -362,7 +416,10 @@ def _find_starts(values: Ints) -> NDArray[np.bool_]:
 # standard deviation of its logarithm.
 USUAL_SPREAD = 1.0
 SPREAD_DOUBT = 1.5
-SPREADS = np.geomspace(1e-3, 1e3, 37)
+SPREADS = np.geomspace(1e-2, 1e3, 21)
+# And whether the weights of components that vary much are larger than others, or smaller.
+SPREAD_POWERS = (0.0, 0.5, -0.5)
+LEAST_SHAPE = 1e-3
 # The same of biases: next to anything.
 BIAS_SPREAD = 100.0
 # The same of what tilts a pool; 0 leaves it as it is.
@@ -376,7 +433,6 @@ MAX_CONJUGATE_STEPS = 100
 # Of a step, relative to what is to be gained.
 STEP_TOLERANCE = 1e-4
 MIN_STEP_SHARE = 1e-4
-MIN_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,8 +443,6 @@ class SumScores:
     biases: Floats
     tilt: Floats
     """[P], how much each row of the pool counts, so that the pool is like the private rows."""
-    spread: float
-    """The variance of a weight that the sums suggest."""
     evidence: float
     """Logarithm of how likely the sums are; it can be compared for the same sums and pool."""
 
@@ -429,35 +483,31 @@ def fit_scores(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Rows of a pool in the principal components of φ, centred, and a constant 1."""
+    """Rows of a pool, centred, and a constant 1."""
 
     points: Floats
     """[P, d + 1]: of φ/norm."""
     places: Floats
-    """[P, d + 1]: of what φ is before it is shortened and rounded."""
+    """[P, d + 1]: of what φ is before it is stretched, shortened and rounded."""
     tilt: Floats
     """[P]; they add up to 1."""
-    turned: Floats
-    """[d, d]: the components, in columns."""
     centre: Floats
-    variances: Floats
-    """[d + 1], of the components; 1 for the constant."""
+    """[d]: of points."""
+    middle: Floats
+    """[d]: of places."""
 
     @classmethod
     def of(cls, places: Floats, points: Floats, released: ReleasedSums) -> _Pool:
         tilt = _tilt(points, released)
-        centre = tilt @ points
-        centred = points - centre
-        variances, turned = np.linalg.eigh((centred * tilt[:, None]).T @ centred)
+        centre, middle = tilt @ points, tilt @ places
         one = np.ones((len(points), 1))
-        return cls(
-            np.hstack([centred @ turned, one]),
-            np.hstack([(places - centre) @ turned, one]),
-            tilt,
-            turned,
-            centre,
-            np.append(np.maximum(variances, MIN_VARIANCE), 1.0),
-        )
+        points, places = np.hstack([points - centre, one]), np.hstack([places - middle, one])
+        return cls(points, places, tilt, centre, middle)
+
+    def average(self, rows: Floats) -> Floats:
+        """Means [k] of rows [P, k]."""
+        found: Floats = self.tilt @ rows
+        return found
 
     @property
     def rows(self) -> float:
@@ -527,27 +577,32 @@ class _Match:
         self.pool, self.released = pool, released
         self.base = np.zeros((len(pool.tilt), released.classes)) if base is None else base
         means, prior = released.means, released.prior
-        about = (means[:-1] - np.outer(pool.centre, means[-1])).T @ pool.turned
-        self.wanted = np.vstack([about.T, prior])
+        about = means[:-1] - np.outer(pool.centre, means[-1])
+        self.wanted = np.vstack([about, prior])
         self.start = np.zeros_like(self.wanted)
         if base is None:
             self.start[-1] = np.log(prior)
-        self.crossed = (pool.points * pool.places * pool.tilt[:, None]).sum(axis=0)
+        self.crossed = pool.average(pool.points * pool.places)
         """[d + 1]: how far a score changes its own mean."""
+        self.variances = np.maximum(pool.average(pool.points**2), MIN_VARIANCE)
+        """[d + 1]: of the points."""
+        self.shapes = {power: self._shape(power) for power in SPREAD_POWERS}
+        """[d + 1, 1]: how the variances of weights may go with those of components."""
 
     def fit(self) -> SumScores:
-        weights, spread, evidence = self.start, USUAL_SPREAD, 0.0
+        """The scores that are likeliest, with the spread that is."""
+        weights, evidence = self.start, 0.0
         for _ in range(ROUNDS):
-            spread, evidence = self._choose_spread(weights)
-            weights = self._fit(weights, spread)
-        turned = self.pool.turned @ weights[:-1]
-        return SumScores(
-            turned,
-            weights[-1] - self.pool.centre @ turned,
-            self.pool.tilt,
-            spread,
-            evidence,
-        )
+            allowed, evidence = self._choose_spread(weights)
+            weights = self._fit(weights, allowed)
+        biases = weights[-1] - self.pool.middle @ weights[:-1]
+        return SumScores(weights[:-1], biases, self.pool.tilt, evidence)
+
+    def _shape(self, power: float) -> Floats:
+        """∝ a power of a component's variance, so that a score varies as much by any power."""
+        varied = np.maximum(self.pool.average(self.pool.places[:, :-1] ** 2), MIN_VARIANCE)
+        found = (varied / varied.max() + LEAST_SHAPE) ** power
+        return np.append(found * varied.sum() / (found @ varied), BIAS_SPREAD)[:, None]
 
     def _shares(self, weights: Floats) -> Floats:
         found: Floats = softmax(self.base + self.pool.places @ weights, axis=1)
@@ -564,32 +619,33 @@ class _Match:
         left = np.diag(self.released.prior) / self.released.units + together / self.pool.rows
         return left, np.diag(self.pool.tilt @ shares) - together
 
-    def _choose_spread(self, weights: Floats) -> tuple[float, float]:
-        """The variance of weights that makes the released means likeliest, and how likely."""
-        shares = self._shares(weights)
-        left, own = self._open(shares)
-        variances = self.pool.variances[:-1, None, None]
+    def _choose_spread(self, weights: Floats) -> tuple[Floats, float]:
+        """The variances [d + 1, 1] of weights that make the released means likeliest, and how
+        likely these are."""
+        left, own = self._open(self._shares(weights))
         gain = self.crossed[:-1, None]
-        seen = gain * ((weights - self.start)[:-1] @ own) - self._missed(shares)[:-1]
-        errors = self.released.noise**2 * np.eye(len(own)) + variances * left
-        slopes = (gain**2)[:, :, None] * (own @ own)
+        seen = gain * ((weights - self.start)[:-1] @ own) - self._missed(self._shares(weights))[:-1]
+        errors = self.released.noise**2 * np.eye(len(own))
+        errors = errors + self.variances[:-1, None, None] * left
+        best, most = (USUAL_SPREAD, SPREAD_POWERS[0]), -np.inf
+        for power, shape in self.shapes.items():
+            slopes = (gain**2 * shape[:-1])[:, :, None] * (own @ own)
+            for spread in SPREADS:
+                total = errors + spread * slopes
+                told = np.linalg.solve(total, seen[:, :, None])[:, :, 0]
+                likely = -float(np.linalg.slogdet(total)[1].sum() + (seen * told).sum()) / 2
+                likely -= (math.log(spread / USUAL_SPREAD) / SPREAD_DOUBT) ** 2 / 2
+                if likely > most:
+                    best, most = (float(spread), power), likely
+        allowed = self.shapes[best[1]].copy()
+        allowed[:-1] *= best[0]
+        return allowed, most
 
-        def likely(spread: float) -> float:
-            total = errors + spread * slopes
-            told = np.linalg.solve(total, seen[:, :, None])[:, :, 0]
-            return -float(np.linalg.slogdet(total)[1].sum() + (seen * told).sum()) / 2
-
-        found = [likely(spread) for spread in SPREADS]
-        doubt = (np.log(SPREADS / USUAL_SPREAD) / SPREAD_DOUBT) ** 2 / 2
-        best = int(np.argmax(found - doubt))
-        return float(SPREADS[best]), found[best]
-
-    def _fit(self, weights: Floats, spread: float) -> Floats:
-        pool, start = self.pool, self.start
-        allowed = np.full((len(start), 1), spread)
-        allowed[-1] = BIAS_SPREAD
+    def _fit(self, weights: Floats, allowed: Floats) -> Floats:
+        """The likeliest weights, beginning with some, of such variances."""
+        start = self.start
         values, turned = np.linalg.eigh(self._open(self._shares(weights))[0])
-        errors = self.released.noise**2 + np.outer(pool.variances, np.maximum(values, 0))
+        errors = self.released.noise**2 + np.outer(self.variances, np.maximum(values, 0))
 
         def lose(weights: Floats) -> tuple[float, Floats, Floats]:
             shares = self._shares(weights)

@@ -59,8 +59,10 @@ def release(
     return ReleasedSums(known, exact + np.rint(noise).astype(np.int64), sigma, len(x), rows)
 
 
-def fitted_map(pool: NDArray[Any], spec: InputSpec = SPEC, norm: int = 1024) -> SumMap:
-    return SumMap.fit(spec, PublicData.declare("pool", pool), norm)
+def fitted_map(
+    pool: NDArray[Any], spec: InputSpec = SPEC, norm: int = 1024, noise: float = 0.0
+) -> SumMap:
+    return SumMap.fit(spec, PublicData.declare("pool", pool), norm, noise)
 
 
 def agreement(student: Student, x: NDArray[Any], labels: NDArray[np.int64]) -> float:
@@ -76,8 +78,9 @@ def test_no_row_is_longer_than_the_norm(norm: int, size: float) -> None:
     whole = known.round(places)
     assert whole.dtype == np.int64
     assert (whole**2).sum(axis=1).max() <= norm**2
-    inside = np.linalg.norm(places, axis=1) <= 0.5
-    assert np.abs(whole - norm * places)[inside].max(initial=0) <= 0.5
+    stretched = places * known.stretch
+    inside = np.linalg.norm(stretched, axis=1) <= 0.5
+    assert np.abs(whole - norm * stretched)[inside].max(initial=0) <= 0.5
 
 
 def test_the_map_is_public() -> None:
@@ -87,12 +90,13 @@ def test_the_map_is_public() -> None:
     others = {
         fitted_map(pool[:299]).sha256,
         fitted_map(pool, norm=100).sha256,
-        replace(known, scale=2 * known.scale).sha256,
+        replace(known, stretch=2 * known.stretch).sha256,
+        fitted_map(pool, noise=0.01).sha256,
         replace(known, centre=known.centre + 1).sha256,
     }
-    assert len(others | {known.sha256}) == 5
-    half = np.linalg.norm(known.places(pool), axis=1)
-    assert np.median(half) == pytest.approx(1)
+    assert len(others | {known.sha256}) == 6
+    lengths = np.linalg.norm(known.places(pool) * known.stretch, axis=1)
+    assert (lengths < 1).mean() == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,15 @@ def fit_sums(released: ReleasedSums, task: Task, threshold: Threshold = "prior")
     """
     found = fit_scores(released, task.x)
     part = linear_part(released, found)
-    how: dict[str, int | float | str] = {"method": "sums", "spread": found.spread}
-    student = linear_student(task.spec, task.classes, how, [part], task.encoding)
+    student = linear_student(task.spec, task.classes, {"method": "sums"}, [part], task.encoding)
     cut = cut_of(released, found, student.probabilities(np.asarray(task.x)), threshold)
     return student.with_model(threshold=cut)
 
 
 def linear_part(released: ReleasedSums, found: SumScores) -> LinearPart:
-    """The same scores on the public features as they are: centre and scale are in the weights."""
+    """The same scores on the public features as they are: centre and basis are in the weights."""
     known = released.map
-    weights = found.weights * known.scale
+    weights = known.basis @ found.weights
     biases = found.biases - known.centre @ weights
     return LinearPart(known.features, weights.astype(np.float32), biases.astype(np.float32))
 
