@@ -121,7 +121,7 @@ class Labels:
     names: [B] strings, the name of the class, or its index if it has no other; None where there is
         no label.
     charges: [B] int64, number of the ledger entry that paid for the answer; -1 where there is none:
-        `refused` and `exhausted` cost nothing.
+        `refused` and `exhausted` cost nothing, nor do labels that follow from released sums.
     replayed: [B] bool, True where an earlier answer was repeated, at no cost.
     noisy_counts: [B, m] int64, the votes for each class and their noise, for `noisy_votes` and
         `neighbours`: they may be negative, or more than the voters. Rows that are not `answered`

@@ -118,6 +118,15 @@ class _Methods(Connection[Any]):
         return Call("GET", "/pool", bytes)
 
     @operation
+    def sums(self) -> Call[bytes]:
+        """What a project of sums released when it was opened, with all to make a student of; free.
+
+        An .npz archive that `terrine_models.sums.ReleasedSums.of_bytes` reads. Raises NotFound for
+        any other project.
+        """
+        return Call("GET", "/sums", bytes)
+
+    @operation
     def verify_receipts(
         self, policy: Policy | Path | str | bytes | None, *, others: Iterable[str] = ()
     ) -> Plan[ReceiptReport]:

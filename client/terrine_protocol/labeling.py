@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -86,6 +86,14 @@ class LabelResult(Reply):
     replayed: Annotated[
         bool, Field(description="True if an earlier answer was repeated, at no cost.")
     ] = False
+    source: Annotated[
+        Literal["sums"] | None,
+        Field(
+            exclude_if=absent,
+            description="`sums`: it follows from what the project released when it was opened, so "
+            "it costs nothing (post-processing). Absent where votes were taken.",
+        ),
+    ] = None
 
 
 class PublicationInfo(Reply):

@@ -36,6 +36,8 @@ class Specification(Wire):
     counted: ClassVar[bool] = False
     needs_probabilities: ClassVar[bool] = False
     """Whether queries come with the student's class probabilities."""
+    free: ClassVar[bool] = False
+    """Whether queries cost nothing, as answers follow from what the project began with."""
 
 
 class LNMaxSpec(Specification):
@@ -82,6 +84,8 @@ class NeighboursSpec(Specification):
 
 class SumsSpec(Specification):
     """Answers all queries from sums that the project begins with; needs such an ensemble."""
+
+    free: ClassVar[bool] = True
 
     name: Literal["sums"]
 

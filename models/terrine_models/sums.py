@@ -37,6 +37,7 @@ from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import FeatureSpec
 from terrine_models.tables.designed import NATURAL_ROWS
 from terrine_protocol.base import Record, first_problem
+from terrine_protocol.projects import SumRelease
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -203,6 +204,17 @@ class ReleasedSums:
     def classes(self) -> int:
         """m."""
         return int(self.sums.shape[1])
+
+    @property
+    def release(self) -> SumRelease:
+        """What a project says of them before it begins."""
+        return SumRelease(
+            sigma=self.sigma,
+            norm=self.map.norm,
+            features=self.map.width,
+            classes=self.classes,
+            map_sha256=self.map.sha256,
+        )
 
     @property
     def noise(self) -> float:
@@ -430,6 +442,8 @@ MAX_POOL_ROWS = 20_000
 ROUNDS = 3
 MAX_STEPS = 25
 MAX_CONJUGATE_STEPS = 100
+# Standard errors by which a share must differ from how often a class is said, to move the cut.
+MIN_CUT_ERRORS = 2.0
 # Of a step, relative to what is to be gained.
 STEP_TOLERANCE = 1e-4
 MIN_STEP_SHARE = 1e-4
@@ -479,6 +493,28 @@ def fit_scores(
     tilt = np.zeros(len(x))
     tilt[::every] = pool.tilt
     return replace(found, tilt=tilt)
+
+
+def find_cut(released: ReleasedSums, found: SumScores, probabilities: Floats) -> float | None:
+    """Return from which probability the second of two classes is said; None: the likelier one.
+
+    So that among the pool's rows, [P, 2] as `found` was fitted on them, it is said as often as it
+    was released, as they are tilted. Where noise leaves that open, or the likelier class is said as
+    often, nothing is cut; nor of more classes.
+    """
+    if probabilities.shape[1] != 2:
+        return None
+    share, error = float(released.prior[1]), max(released.noise, 1 / released.units)
+    second = probabilities[:, 1]
+    if not MIN_CUT_ERRORS * error < share < 1 - MIN_CUT_ERRORS * error or np.ptp(second) < 1e-9:
+        return None
+    likelier = float(found.tilt[second >= 1 / 2].sum())
+    if abs(likelier - share) <= MIN_CUT_ERRORS * error:
+        return None
+    order = np.argsort(-second, kind="stable")
+    place = int(np.searchsorted(found.tilt[order].cumsum(), share))
+    at = second[order[min(place, len(order) - 1)]]
+    return float(np.clip(at, 1e-9, 1 - 1e-9))
 
 
 @dataclass(frozen=True, eq=False)

@@ -233,8 +233,8 @@ class Settings(Variables):
         int,
         Field(
             ge=1,
-            description="Maximum queries of one token in a minute that are answered from the "
-            "record, free; then its requests to label wait.",
+            description="Maximum queries of one token in a minute that are answered free, from the "
+            "record or from released sums; then its requests to label wait.",
         ),
     ] = 100_000
     failed_logins_per_minute: Annotated[

@@ -34,6 +34,7 @@ class _Result(TypedDict):
     hash: str | None
     replayed: bool
     counts: NotRequired[tuple[int, ...]]
+    source: NotRequired[str]
 
 
 class _Answers(TypedDict):
@@ -50,11 +51,11 @@ _ANSWERS = TypeAdapter(_Answers)
 
 
 class LabelReply(NamedTuple):
-    """The answer to a request to label: its body, how many of its queries were replayed, and the
-    numbers of the first and the last charge that it paid, if it paid any."""
+    """The answer to a request to label: its body, how many of its queries were answered free, and
+    the numbers of the first and the last charge that it paid, if it paid any."""
 
     body: bytes
-    replayed: int
+    free: int
     paid: tuple[int, int] | None
 
 
@@ -63,7 +64,7 @@ def label_reply(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> Labe
     results: list[_Result] = []
     names = receipt.project.ensemble.class_names
     paid: list[int] = []
-    replayed = 0
+    free = 0
     for result in receipt.results:
         answer: _Result = {
             "outcome": result.outcome,
@@ -77,8 +78,10 @@ def label_reply(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> Labe
             del answer["label_name"]
         if result.counts is not None:
             answer["counts"] = result.counts
-        if result.replayed:
-            replayed += 1
+        if result.source is not None:
+            answer["source"] = result.source
+        if result.replayed or result.source is not None:
+            free += 1
         elif result.seq is not None:
             paid.append(result.seq)
         results.append(answer)
@@ -90,7 +93,7 @@ def label_reply(receipt: ledger.ChargedBatch, notes: Sequence[str] = ()) -> Labe
     if notes:
         whole["notes"] = list(notes)
     body = _ANSWERS.dump_json(whole, warnings="error")
-    return LabelReply(body, replayed, (paid[0], paid[-1]) if paid else None)
+    return LabelReply(body, free, (paid[0], paid[-1]) if paid else None)
 
 
 def budget(project: ledger.ProjectRecord, shadows: Accounts | None = None) -> Budget:

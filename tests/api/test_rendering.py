@@ -159,7 +159,7 @@ def test_an_answer_that_cannot_be_rendered_fails_only_its_own_request() -> None:
     ask = CheckedRequest(np.empty((0, 1)), None, None, [], "", None, notes=("other",))
     first, second, third = students.answer_group(Labeled(), "study", [ask] * 3)
     assert first == views.label_reply(good, ["other"])
-    assert (first.replayed, first.paid) == (0, (1, 1))
+    assert (first.free, first.paid) == (0, (1, 1))
     assert isinstance(second, PydanticSerializationError)
     assert third is refused
 

@@ -12,10 +12,7 @@ import numpy as np
 from terrine_models.students.answers import Floats
 from terrine_models.students.calibration import Threshold
 from terrine_models.students.models import LinearPart, Student, Task, linear_student
-from terrine_models.sums import ReleasedSums, SumScores, fit_scores
-
-# Standard errors by which a share must differ from how often a class is said, to move the cut.
-MIN_CUT_ERRORS = 2.0
+from terrine_models.sums import ReleasedSums, SumScores, find_cut, fit_scores
 
 
 def fit_sums(released: ReleasedSums, task: Task, threshold: Threshold = "prior") -> Student:
@@ -44,21 +41,8 @@ def cut_of(
 ) -> float | None:
     """Return from which probability the second of two classes is predicted; None: the likelier.
 
-    `prior`: so that among the pool's rows, as they are tilted, it is said as often as it was
-    released. Where noise leaves that open, or the likelier class is said as often, nothing is cut.
+    `prior`: as `find_cut` has it.
     """
-    if threshold == "accuracy" or probabilities.shape[1] != 2:
-        return None
-    if threshold != "prior":
-        return threshold
-    share, error = float(released.prior[1]), max(released.noise, 1 / released.units)
-    second = probabilities[:, 1]
-    if not MIN_CUT_ERRORS * error < share < 1 - MIN_CUT_ERRORS * error or np.ptp(second) < 1e-9:
-        return None
-    likelier = float(found.tilt[second >= 1 / 2].sum())
-    if abs(likelier - share) <= MIN_CUT_ERRORS * error:
-        return None
-    order = np.argsort(-second, kind="stable")
-    place = int(np.searchsorted(found.tilt[order].cumsum(), share))
-    at = second[order[min(place, len(order) - 1)]]
-    return float(np.clip(at, 1e-9, 1 - 1e-9))
+    if threshold == "prior":
+        return find_cut(released, found, probabilities)
+    return None if threshold == "accuracy" or probabilities.shape[1] != 2 else threshold

@@ -48,6 +48,7 @@ from terrine_models.teachers.people import (
     people_digests,
 )
 from terrine_models.teachers.shards import Shards, check_encoding, teacher_of, unit_count
+from terrine_models.teachers.sums import SumTeachers
 from terrine_models.teachers.training import DESIGNED
 from terrine_protocol.files import new_directory, write_atomically
 
@@ -78,9 +79,9 @@ def forget(
     """Save in `out` the edition of `directory` without the people `who`, uint8[k, 32].
 
     Their digests keep all of them from coming (back), also those who were never here. Of
-    neighbours, their records are not in it. Of trained teachers, those whose shards held them, and
-    those in the same files, are trained anew, each from what is left of its shard, as if they had
-    never been there.
+    neighbours, their records are not in it. Of sums, only who is there changes. Of trained
+    teachers, those whose shards held them, and those in the same files, are trained anew, each from
+    what is left of its shard, as if they had never been there.
 
     `data`: the records that teachers were trained on, or what is left of them; who left before, or
     was never there, is passed over. `public`: the public rows on which teachers of tables match
@@ -107,6 +108,8 @@ def forget(
         changed = {"teacher": kind.model_copy(update={"edition": kind.edition + 1})}
     elif isinstance(kind, MarginTeachers):
         tensors = {ANSWERS_FILE: forget_answers(stored, slots)}
+    elif isinstance(kind, SumTeachers):
+        tensors = {}  # nothing is there of anybody, and nothing is told anew
     elif isinstance(kind, ShardTeachers):
         tensors = _retrain(stored, kind, slots, people, key, data, public)
     else:
@@ -124,6 +127,11 @@ def add(directory: Path, out: Path, data: Dataset, key: bytes) -> SavedEdition:
     """
     stored = StoredEnsemble.open(directory)
     manifest, kind = stored.manifest, stored.manifest.teacher
+    if isinstance(kind, SumTeachers):
+        raise StoreError(
+            f"{directory} holds sums: their noise and their number of people are those of what was "
+            "released, so nobody joins. Make another ensemble."
+        )
     if not isinstance(kind, NeighbourTeachers):
         raise StoreError(f"{directory} holds {kind.kind}, not neighbours.")
     people = People.load(stored, key)

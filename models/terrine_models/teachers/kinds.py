@@ -28,6 +28,7 @@ from terrine_models.teachers.manifests import (
 from terrine_models.teachers.margins import MarginTeachers
 from terrine_models.teachers.neighbours import NeighbourTeachers
 from terrine_models.teachers.networks import Networks, NetworkTeachers
+from terrine_models.teachers.sums import SumTeachers
 from terrine_models.teachers.trees import Forests, ForestTeachers
 from terrine_protocol import EnsembleFacts, InputSpec
 from terrine_protocol.base import Record
@@ -44,6 +45,7 @@ __all__ = [
     "Networks",
     "Reached",
     "StoredEnsemble",
+    "SumTeachers",
     "ensemble_format",
     "load_manifest",
     "trainable",

@@ -24,7 +24,7 @@ from terrine_server.api.paths import LABEL_PATH, USED_UP_PATH
 from terrine_server.api.services import Services, ServicesDep
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import CheckedRequest
-from terrine_server.labeling.voters import read_pool
+from terrine_server.labeling.voters import read_pool, read_sums
 from terrine_server.ledger import ChargedBatch
 from terrine_server.serving.connections import client_check
 from terrine_server.serving.threads import PerTokenThreads
@@ -64,7 +64,8 @@ async def label(
 ) -> Response:
     """Answer a batch of inputs, in order, as far as the budget reaches.
 
-    Answers that this project has paid for before are replayed at no cost. If no query of the batch
+    Answers that this project has paid for before are replayed at no cost. In a project of sums all
+    are free: they follow from what it paid for when it was opened. If no query of the batch
     can be answered, the problem is `budget-exhausted`.
     """
     holder = request.state.principal
@@ -81,7 +82,7 @@ async def label(
     ask = await _count_work(request, services, check)
     check_client = client_check(request.scope)
     answered = await services.queue.ask(project, ask, ask.waits_for_others, check_client)
-    services.replays.use(holder.token_id, answered.replayed)
+    services.replays.use(holder.token_id, answered.free)
     request.state.charges = answered.paid
     return Response(answered.body, media_type="application/json")
 
@@ -197,6 +198,27 @@ def pool(services: ServicesDep, project: OwnProject) -> Response:
     record = services.ledger.projects.get(project)
     return Response(
         read_pool(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
+    )
+
+
+@router.get(
+    "/sums",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "An .npz archive (`ReleasedSums` of terrine_models.sums): `sums` int64 "
+            "[d + 1, m] with noise, the public map of inputs to d features, public rows, and how "
+            "much noise it is. The project's first charge paid for it.",
+            "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **openapi.problems("not-found", "ensemble-unavailable"),
+    },
+)
+def sums(services: ServicesDep, project: OwnProject) -> Response:
+    """Return the sums that answer all queries of the token's project of sums. Free."""
+    record = services.ledger.projects.get(project)
+    return Response(
+        read_sums(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
     )
 
 

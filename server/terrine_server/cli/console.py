@@ -375,6 +375,10 @@ def _is_text(argument: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
+# Of queries in a project of sums.
+ALL_FREE = "any number, free: labels follow from what was released at first"
+
+
 def explain_spending(mechanism: str) -> str:
     """Return why few answers of neighbours spend much, and further ones little; else nothing."""
     if mechanism != "neighbours":

@@ -23,7 +23,7 @@ from terrine_models.storage.manifests import manifest_digest
 from terrine_models.tables.loading import load_people
 from terrine_models.tables.proposal import SchemaProposal, propose_schema
 from terrine_models.tables.roles import RoleGuess
-from terrine_protocol import EnsembleRegister
+from terrine_protocol import EnsembleRegister, SumRelease
 from terrine_protocol.base import quantity
 from terrine_protocol.files import write_atomically
 from terrine_protocol.names import show_name
@@ -47,10 +47,11 @@ from terrine_server.cli.ledger import open_current_ledger
 from terrine_server.cli.options import SPEC, NewEnsemble, Yes, parse_kind, takes, teacher_kinds
 from terrine_server.cli.reading import Classes, Images, Schema, note
 from terrine_server.labeling.voters import AnyVoters
-from terrine_server.ledger import EnsembleRecord, Ledger
+from terrine_server.ledger import NEIGHBOURS, SUMS, EnsembleRecord, Ledger
 from terrine_server.owner import editions, operations
 from terrine_server.owner.editions import EditionChange, records_key
 from terrine_server.owner.operations import make_directories
+from terrine_server.owner.sums import SumSettings, make_sums
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
 from terrine_server.settings import HERE, Settings
@@ -100,15 +101,15 @@ def train(
     name: NewEnsemble,
     teachers: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of teachers to train; neighbours need none."),
+        typer.Option(min=1, help="Number of teachers to train; neighbours and sums need none."),
     ] = None,
     kind: Annotated[
         str,
         typer.Option(
             metavar=SPEC,
             help="What votes: teachers that are trained, heads, networks or forest, such as "
-            "networks:epochs=50; or neighbours, such as neighbours:near=100. `terrine parameters` "
-            "shows all.",
+            "networks:epochs=50; or neighbours, such as neighbours:near=100. Or what is released "
+            "once and answers all: sums, such as sums:epsilon=1. `terrine parameters` shows all.",
         ),
     ] = "heads",
     public: Annotated[
@@ -116,7 +117,7 @@ def train(
         typer.Option(
             metavar="POOL",
             help="Public data, such as students ask about, to fit the feature map on: IDX images, "
-            "pictures, .npy, .npz, or a table. Neighbours need them.",
+            "pictures, .npy, .npz, or a table. Neighbours and sums need them.",
         ),
     ] = None,
     classes: Classes = None,
@@ -130,10 +131,13 @@ def train(
         ),
     ] = HERE,
 ) -> None:
-    """Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.
+    """Make an ensemble: train teachers on parts of private data, place neighbours, or add up.
 
     Neighbours are not trained: each person votes, by records on a public map, for what lies near.
     The directory holds a transformed copy of every private record then.
+
+    Of sums nothing is kept but noisy sums of public features, by class. A project on them pays that
+    ε, once, at its first charge, and all labels follow from them, free.
 
     If interrupted, run the same command again to continue where it stopped.
 
@@ -154,6 +158,9 @@ def train(
 
       terrine ensemble train patients.csv --name wards --kind neighbours:near=100
           --public census-sample.csv --schema schema.json
+
+      terrine ensemble train adult.csv --name income --kind sums:epsilon=1
+          --public census-sample.csv --schema schema.json
     """
     from terrine_models.teachers.neighbours import NeighbourSettings
     from terrine_server.quickstart.records import describe_private_rows, load_pool
@@ -162,14 +169,20 @@ def train(
     out = own.ensembles_dir / name
     config = parse_kind("--kind", kind, teacher_kinds())
     make: Callable[..., Manifest]
-    if isinstance(config, NeighbourSettings):
+    if isinstance(config, NeighbourSettings | SumSettings):
         if teachers is not None or on != HERE:
-            fail("--teachers and --on are for training; neighbours are only placed.")
+            fail(f"--teachers and --on are for training; {config.kind} are made without any.")
         if public is None:
-            fail("--public is missing: neighbours are placed on a map of public data.")
-        make = partial(_place, config)
+            fail(f"--public is missing: {config.kind} need a map of public data.")
+        if isinstance(config, NeighbourSettings):
+            make = partial(_place, config)
+        else:
+            make = partial(_add_up, config)
     elif teachers is None:
-        fail("--teachers is missing: how many are to be trained? Only neighbours need no number.")
+        fail(
+            "--teachers is missing: how many are to be trained? Only neighbours and sums need no "
+            "number."
+        )
     else:
         make = partial(_train, config, teachers, on)
     with stages_bar(console, f"Reading {data.name}") as (progress,):
@@ -193,6 +206,11 @@ def train(
     show_manifest(out, manifest)
     if isinstance(config, NeighbourSettings):
         say(f"How long people vote, by public rows: terrine plan neighbours --ensemble {name}")
+    if isinstance(config, SumSettings):
+        of = f"--epsilon {config.epsilon:g} --delta {config.paid_delta(manifest.units):g}"
+        say(f"Next: terrine ensemble register {name} {of}")
+        say(f"Then: terrine project open NAME --ensemble {name} --mechanism sums {of}")
+        return
     say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")
 
 
@@ -238,6 +256,19 @@ def _place(
 
     with console.status("Placing the records"):
         return build(private, out, name=name, public=public, settings=config, key=key)
+
+
+def _add_up(
+    config: SumSettings,
+    private: Dataset,
+    public: PublicData,
+    out: Path,
+    *,
+    name: str,
+    key: bytes | None,
+) -> Manifest:
+    with console.status("Adding the records up"):
+        return make_sums(private, public, out, config, name=name, key=key)
 
 
 def show_shards(data: Dataset, teachers: int) -> None:
@@ -443,7 +474,13 @@ def show_manifest(directory: Path, manifest: Manifest) -> None:
         fields["encoding"] = f"from {table.name if table else 'a hand-written schema'}"
     unit = "people" if partition is not None and partition.recipe == "groups" else "records"
     fields |= {**kind.described(), unit: str(manifest.units)}
-    if partition is not None and manifest.kind != "neighbours":
+    if isinstance(manifest.release, SumRelease):
+        sums = manifest.release
+        fields["released"] = (
+            f"{sums.features + 1:,} sums for each class, once: σ = {sums.sigma:g}, features of "
+            f"norm {sums.norm:,} at most"
+        )
+    if partition is not None and manifest.kind not in (NEIGHBOURS, SUMS):
         fields["shards"] = f"{partition.smallest} to {partition.largest} {unit} each"
     fields |= {"manifest": f"SHA-256 {manifest_digest(directory)}", "directory": str(directory)}
     console.print(tabulate(fields), soft_wrap=True)
@@ -483,9 +520,9 @@ def forget(
 
     Their records are gone when this is done, teachers that learned from them are trained anew
     without them, and what is charged afterwards is answered without them, under the same caps,
-    projects and tokens. Keyed digests of their names stay, which keep them from coming back. If
-    this is interrupted, run it again. Backups, FILE and the files that ensembles were made of are
-    yours to clean.
+    projects and tokens. Of sums nobody's records are there: they stay as they were released. Keyed
+    digests of their names stay, which keep them from coming back. If this is interrupted, run it
+    again. Backups, FILE and the files that ensembles were made of are yours to clean.
 
     [bold]Examples[/bold]
 
@@ -554,6 +591,11 @@ def add(
 
     settings, ledger = Settings(), open_current_ledger()
     manifest = _newest_manifest(ledger, settings, ensemble)
+    if manifest.kind == SUMS:
+        fail(
+            f"{ensemble} is of the kind sums: its noise and its number of people are those of what "
+            "was released, so nobody joins it. Make another ensemble of the population."
+        )
     if not isinstance(manifest.teacher, NeighbourTeachers):
         fail(
             f"{ensemble} has trained teachers, of the kind {manifest.kind}, and nobody joins "

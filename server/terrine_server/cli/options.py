@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 
 from terrine_protocol.base import explain_error
 from terrine_server.cli.console import fail, sentence
+from terrine_server.owner.sums import SumSettings
 from terrine_server.planning.expected import Consensus
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ def parse_kind(option: str, text: str, kinds: Mapping[str, type[T]]) -> T:
         if parameter not in known:
             has = f"its parameters are {', '.join(known)}" if known else "it has none"
             fail(f"{option}: {name} has no parameter {parameter!r}; {has}.")
+    for parameter, field in known.items():
+        if field.is_required() and parameter not in parameters:
+            fail(f"{option}: {name} needs {parameter}, as in {option} {name}:{parameter}=1.")
     return TypeAdapter(kind).validate_python(parameters)
 
 
@@ -98,7 +102,7 @@ def parse_mechanism(text: str) -> dict[str, Any]:
     return {"name": name, **parameters}
 
 
-def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
+def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings | SumSettings]]:
     """What `ensemble train --kind` takes: nothing where no PyTorch is installed."""
     if find_spec("torch") is None:
         return {}
@@ -106,7 +110,11 @@ def teacher_kinds() -> Mapping[str, type[TeacherSettings | NeighbourSettings]]:
     from terrine_models.teachers.kinds import trainable
     from terrine_models.teachers.neighbours import NeighbourSettings
 
-    return {**trainable(), NeighbourSettings.kind: NeighbourSettings}
+    return {
+        **trainable(),
+        NeighbourSettings.kind: NeighbourSettings,
+        SumSettings.kind: SumSettings,
+    }
 
 
 def _parse_consensus(text: str) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ from terrine_protocol import (
 )
 from terrine_server import views
 from terrine_server.cli.console import (
+    ALL_FREE,
     Row,
     as_json,
     errors,
@@ -215,7 +216,7 @@ def _tabulate_terms(record: ProjectRecord) -> Row:
         + (f", order {account.rule.order:g}" if account.rule.order else ""),
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": str(account.charges),
-        "queries left": f"at least {account.affordable}",
+        "queries left": ALL_FREE if record.free else f"at least {account.affordable}",
         "prices": _describe_prices(record),
         "accounting": _describe_accounting(record),
         "opened": record.opened_at,
@@ -241,7 +242,7 @@ def _describe_prices(record: ProjectRecord) -> str:
         prices = (f"{outcome} {price.cost / 1e12:.6g}" for outcome, price in listed.prices.items())
         least = (listed.baseline - 0.5) / record.ensemble.facts.teachers
         lines.append(f"if every probability is at least {least:.3g}: {', '.join(prices)}")
-    if terms.choice is None:
+    if terms.choice is None or record.free:
         return "\n".join(lines)
     for place, each in enumerate(terms.choice.considered):
         together = "" if each.answer_share is None else ", test and maximum priced together"

@@ -24,6 +24,7 @@ from terrine_protocol import Outcome
 from terrine_protocol.base import quantity
 from terrine_protocol.files import open_regular_file, read, replacing
 from terrine_server.cli.console import (
+    ALL_FREE,
     console,
     explain_spending,
     fail,
@@ -131,13 +132,14 @@ def budget(context: typer.Context) -> None:
     """
     with connect(context) as client:
         account = client.budget()
+        free = client.project().mechanism.free
     people = {
         "project": f"{account.project} ({account.status})",
         "protects": account.protects,
         "budget": f"ε = {account.epsilon:g}, δ = {account.delta:g}",
         "ε spent": f"{account.epsilon_spent:.6g}",
         "charges": account.charges,
-        "queries left": f"at least {account.affordable}",
+        "queries left": ALL_FREE if free else f"at least {account.affordable}",
     }
     output(account, people)
 

@@ -34,7 +34,7 @@ from terrine_server.labeling.strategies import (
     mechanism_of,
     strategy_of,
 )
-from terrine_server.labeling.voters import Voters
+from terrine_server.labeling.voters import Voters, get_full_tallies
 from terrine_server.ledger import (
     ChargedBatch,
     EnsembleRecord,
@@ -44,6 +44,7 @@ from terrine_server.ledger import (
     Proposal,
     QueryDigest,
     RecordedCharges,
+    Result,
     SpentAccounts,
     TokenRecord,
     check_active,
@@ -144,6 +145,8 @@ class Labeling:
         needed = mechanism.needs_probabilities
         checked = check_probabilities(probabilities, needed, len(queries), len(facts.classes))
         baselines = canonical_baselines(mechanism, checked)
+        if project.free:  # nothing is on record of what costs nothing
+            return CheckedRequest(queries, None, None, [], project.genesis, token, notes)
         inputs_sha256 = input_digests(queries, project.ensemble.manifest_sha256)
         queries_sha256 = query_digests(inputs_sha256, baselines)
         return CheckedRequest(
@@ -204,6 +207,9 @@ class Labeling:
             group.refuse(changed, lambda ask: ask.token_id in ids)
             return
         try:
+            if found.project.free:
+                group.settle(self._answer_free(found.project, group.asks))
+                return
             drawn = self._draw_payable(found, group)
         except EnsembleUnavailable:
             # The files of an edition go as soon as people left it: then the next one answers.
@@ -217,6 +223,24 @@ class Labeling:
                     found.project.id, batches, found, drawn.accounts, payers
                 )
             group.settle(paid)
+
+    def _answer_free(
+        self, project: ProjectRecord, asks: Sequence[CheckedRequest]
+    ) -> list[ChargedBatch]:
+        """Answer all queries of requests by what the project began with. Nothing is charged.
+
+        It was paid for when the project was opened, and what follows from it tells no more than it
+        does: nobody votes on a query, and there is no noise to draw.
+        """
+        self._check_group(project, asks)
+        with self._metrics.stage("vote"):
+            queries = _concatenate([ask.queries for ask in asks])
+            said = get_full_tallies(self._voters, project.ensemble, queries).argmax(axis=1)
+        labels = iter(said.tolist())
+        return [
+            ChargedBatch([Result.of_sums(next(labels)) for _ in range(len(ask))], project)
+            for ask in asks
+        ]
 
     def _draw_payable(self, found: ProjectSnapshot, group: _Group) -> _GroupDraw | None:
         """Draw outcomes for the new queries that can be paid for, or return None to look up again.

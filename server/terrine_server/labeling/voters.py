@@ -18,7 +18,7 @@ import numpy as np
 
 from terrine_models.addons import load_added_as
 from terrine_server.errors import EnsembleUnavailable, NotFound
-from terrine_server.ledger import EnsembleRecord
+from terrine_server.ledger import SUMS, EnsembleRecord
 from terrine_server.privacy import Units
 from terrine_server.privacy.numbers import full_tallies
 from terrine_server.settings import HERE, Settings
@@ -162,6 +162,8 @@ def get_full_tallies(voters: Voters, record: EnsembleRecord, inputs: np.ndarray)
 
 # What an ensemble's students ask, if it was designed (`terrine_models.tables.designed`).
 POOL_FILE = "pool.npz"
+# What students of an ensemble of sums learn from (`terrine_models.sums`).
+SUMS_FILE = "sums.npz"
 
 
 def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:
@@ -174,19 +176,36 @@ def read_pool(data_dir: Path, record: EnsembleRecord) -> bytes:
             f"Nothing was designed to be asked of {record.name}: its students ask public inputs "
             "of their own."
         )
+    return _read_published(data_dir, record, POOL_FILE)
+
+
+def read_sums(data_dir: Path, record: EnsembleRecord) -> bytes:
+    """Return the sums of an ensemble of that kind, as they were registered, with noise.
+
+    Each of its projects has paid for them. Raises NotFound for others, and `EnsembleUnavailable`.
+    """
+    if record.facts.kind != SUMS:
+        raise NotFound(
+            f"{record.name} has no sums: it is of the kind {record.facts.kind}. Its students ask "
+            "POST /label."
+        )
+    return _read_published(data_dir, record, SUMS_FILE)
+
+
+def _read_published(data_dir: Path, record: EnsembleRecord, name: str) -> bytes:
     directory = data_dir / record.path
     try:
         manifest = (directory / "manifest.json").read_bytes()
-        pool = (directory / POOL_FILE).read_bytes()
+        found = (directory / name).read_bytes()
     except OSError as error:
-        raise EnsembleUnavailable(f"The pool of {record.name}: {error.strerror}.") from None
+        raise EnsembleUnavailable(f"{name} of {record.name}: {error.strerror}.") from None
     registered = sha256(manifest).hexdigest() == record.manifest_sha256
-    if not registered or json.loads(manifest)["files"][POOL_FILE] != sha256(pool).hexdigest():
+    if not registered or json.loads(manifest)["files"][name] != sha256(found).hexdigest():
         raise EnsembleUnavailable(
             f"The files in {directory} are not those that were registered as {record.name}. "
             "Restore them from a backup."
         )
-    return pool
+    return found
 
 
 class AnyVoters(Voters):

@@ -206,10 +206,19 @@ class ProjectRecord:
         return max(spent / budget for spent, budget in costs if budget)
 
     @property
+    def free(self) -> bool:
+        """Whether nothing is ever paid but what it began with, from which all queries follow."""
+        return not self.terms.prices
+
+    @property
     def exhausted(self) -> bool:
         """Whether what is left pays for no further query, however cheap."""
         terms, account = self.terms, self.account
-        return not terms.due(account) and not terms.admits(account, terms.baselines[-1])
+        return (
+            not self.free
+            and not terms.due(account)
+            and not terms.admits(account, terms.baselines[-1])
+        )
 
     def counts_due(self, outcome: str) -> int | None:
         """How many noisy counts an entry with this outcome has; None where it has none."""
@@ -286,7 +295,7 @@ class Result:
     """The result of one query. `seq`: the charge that paid for it; None if there is none.
 
     `counts`: the noisy counts with the label, for mechanisms that release them. `hash`: that of
-    the charge, in hex; None until it is known.
+    the charge, in hex; None until it is known. `source`: of what it follows, if not of votes.
     """
 
     outcome: Outcome
@@ -295,6 +304,12 @@ class Result:
     replayed: bool
     counts: Counts | None = None
     hash: str | None = field(default=None, compare=False)
+    source: str | None = None
+
+    @classmethod
+    def of_sums(cls, label: int) -> Result:
+        """Return a label that follows from sums that the project began with, free."""
+        return cls(Outcome.ANSWERED, label, seq=None, replayed=False, source=SUMS)
 
 
 @dataclass(frozen=True)
