@@ -328,7 +328,8 @@ def test_mechanisms_are_listed_shown_and_stated(terrine: Terrine) -> None:
         assert name in listed
         shown = terrine("parameters", name).fine
         assert all(parameter in shown for parameter in spec.model_fields if parameter != "name")
-        assert json.loads(terrine("--json", "parameters", name).fine)["mechanism"][0]["parameter"]
+        stated = json.loads(terrine("--json", "parameters", name).fine)["mechanism"]
+        assert [each["parameter"] for each in stated] == [*spec.model_fields][1:]
     found = json.loads(terrine("--json", "parameters").fine)
     assert found["mechanism"].keys() == MECHANISM_SPECS.keys()
     assert {"heads", "networks", "forest", "neighbours"} <= found["kind"].keys()

@@ -241,6 +241,7 @@ SECRET = {
 """What functions between votes and their charge call what follows from votes."""
 BETWEEN: dict[str, list[str]] = {
     **{f"privacy/mechanisms/{name}.py": [] for name in ("base", *mechanisms.MECHANISMS)},
+    "privacy/releases.py": ["add_noise"],
     "privacy/noise.py": ["add_noise", "noisy_max", "sample", "_locate"],
     "privacy/numbers.py": ["full_tallies", "check_counts_shape"],
     "privacy/published.py": ["places", "values", "statistic_of", "union_bound"],

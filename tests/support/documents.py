@@ -242,6 +242,7 @@ MECHANISMS: list[dict[str, Any]] = [
     {"name": "stable", "sigma": 40.0, "delta_per_query": 1e-9},
     {"name": "noisy_votes", "sigma": 40.0},
     {"name": "neighbours", "sigma": 272.0, "queries": 10_000, "norm": 2},
+    {"name": "sums"},
 ]
 EXAMPLES: dict[str, dict[str, Any]] = {
     "LNMaxSpec": MECHANISMS[0],
@@ -252,6 +253,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "StableSpec": MECHANISMS[6],
     "NoisyVotesSpec": MECHANISMS[7],
     "NeighboursSpec": MECHANISMS[8],
+    "SumsSpec": MECHANISMS[9],
     "LabelRequest": {"inputs": [[0.1, 2.0]], "probabilities": [[0.25, 0.75]]},
     "RowsRequest": {"rows": [{"age": 39, "job": "nurse", "smokes": None}], "probabilities": None},
     "LabelResult": COUNTED,
