@@ -103,7 +103,11 @@ def command():
 run(command)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (130, "Interrupted.\n")
 
