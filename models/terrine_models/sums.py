@@ -19,7 +19,7 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -31,6 +31,7 @@ from pydantic import Field, ValidationError
 from scipy.special import softmax
 
 from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.data.workers import side_by_side
 from terrine_models.features.fitting import public_features
 from terrine_models.features.maps import FeatureMap, compute_features
 from terrine_models.features.public import PublicData
@@ -77,6 +78,8 @@ class _About(Record):
     units: Annotated[int, Field(ge=1)]
 
 
+# Of a person, that are mapped at a time.
+PERSON_RECORDS = 8
 # Rows that are added up at a time.
 BLOCK_ROWS = 1 << 13
 # Below it, float64 holds whole numbers, and their quotients rounded towards zero, exactly.
@@ -136,6 +139,30 @@ class SumMap:
     def places(self, x: NDArray[np.generic]) -> Floats:
         """Components [N, d] of inputs [N, *shape], before they are stretched and shortened."""
         found: Floats = (compute_features(self.features, x) - self.centre) @ self.basis
+        return found
+
+    def place_people(self, x: NDArray[np.generic], firsts: Sequence[int]) -> Floats:
+        """The same of people's records, the first of each person at `firsts`, in blocks.
+
+        Products round by their size. So what a record's are depends on its person's alone, if all
+        blocks are of one size, and each of one person.
+        """
+        found = np.empty((len(x), self.width))
+
+        def locate(block: tuple[int, int]) -> None:
+            start, end = block
+            rows = np.asarray(x[start:end], dtype=np.float32)
+            features = self.features.of_block(rows, PERSON_RECORDS).astype(np.float64)
+            found[start:end] = ((features - self.centre) @ self.basis)[: end - start]
+
+        side_by_side(
+            locate,
+            [
+                (start, min(start + PERSON_RECORDS, end))
+                for first, end in pairwise([*firsts, len(x)])
+                for start in range(first, end, PERSON_RECORDS)
+            ],
+        )
         return found
 
     def round(self, places: Floats) -> Ints:

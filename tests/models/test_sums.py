@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from support.wording import refuses
 from terrine_models import sums
-from terrine_models.data.arrays import DataError, InputSpec
+from terrine_models.data.arrays import DataError, Dataset, InputSpec
+from terrine_models.features.maps import FeatureMap
 from terrine_models.features.public import PublicData
 from terrine_models.students.models import Student, Task
 from terrine_models.students.sums import fit_sums, linear_part
 from terrine_models.sums import ReleasedSums, SumMap, add_up, fit_scores
+from terrine_models.teachers.sums import add_up_records, fit_sum_map
 from terrine_server.privacy import Sums
 
 SPEC = InputSpec(shape=(6,), dtype="float32", low=0, high=1)
@@ -425,3 +427,40 @@ def test_sums_that_would_not_be_exact_are_refused(points: Any, norm: int) -> Non
         add_up(points, [0, 1, 0], None, 2, norm)
     with refuses(ValueError, "label"):
         add_up(np.zeros((3, 2), np.int64), [0, 1], None, 2, 5)
+
+
+def world(people: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> Dataset:
+    """Records of people, one after another."""
+    groups = np.repeat(np.arange(len(people)), [len(labels) for _, labels in people])
+    rows, labels = (np.concatenate(each) for each in zip(*people, strict=True))
+    return Dataset(rows, labels, CLASSES, SPEC, groups, name="world", group_column="who")
+
+
+def test_what_a_person_adds_depends_on_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by what products round to, which depends on how many rows are multiplied."""
+    known = fitted_map(draw_rows(300, 0))
+    of_base = FeatureMap.of_base
+
+    def round_by_size(self: FeatureMap, base: Any, *, skip: int = 0) -> Any:
+        return of_base(self, base, skip=skip) + np.float32(0.01) * len(base)
+
+    monkeypatch.setattr(FeatureMap, "of_base", round_by_size)
+    rows = [draw_rows(count, count) for count in (1, 9, 3, 200, 17, 1)]
+    people = [(x, draw_labels(x, 0)) for x in rows]
+    alone = [add_up_records(known, world([person])) for person in people]
+    for one, other in itertools.permutations(range(len(people)), 2):
+        others = [people[each] for each in range(len(people)) if each not in (one, other)]
+        told = add_up_records(known, world([others[0], people[one], *others[1:]]))
+        replaced = add_up_records(known, world([others[0], people[other], *others[1:]]))
+        assert np.array_equal(told - replaced, alone[one] - alone[other])
+        apart = int(((told - replaced) ** 2).sum())
+        assert apart <= Sums(9.0, known.norm, known.width, 2, "").event.squared
+
+
+def test_the_map_is_the_same_whatever_private_records_hold() -> None:
+    public = PublicData.declare("pool", draw_rows(300, 0))
+    found = {
+        fit_sum_map(world([(x, draw_labels(x, 1))]), public, 100).sha256
+        for x in (draw_rows(5, 1), draw_rows(400, 2, 9.0), np.zeros((7, 6), np.float32))
+    }
+    assert found == {SumMap.fit(SPEC, public, 100).sha256}

@@ -149,7 +149,8 @@ def fit_sum_map(data: Dataset, public: PublicData, norm: int) -> SumMap:
 def add_up_records(known: SumMap, data: Dataset) -> NDArray[np.int64]:
     """Return the exact sums of records, int64[d + 1, m] (`add_up`). Private.
 
-    Blocks are of whole people, so each adds what is theirs, whoever the others are.
+    Blocks are of whole people, and what a person adds depends on nobody else's records: of people,
+    not on how many those are (`SumMap.place_people`); else a record's place is its number.
     """
     people = np.arange(len(data)) if data.groups is None else data.groups
     order = np.argsort(people, kind="stable")
@@ -158,7 +159,11 @@ def add_up_records(known: SumMap, data: Dataset) -> NDArray[np.int64]:
     sums = np.zeros((known.width + 1, len(data.classes)), dtype=np.int64)
     for start, end in pairwise([*np.unique(firsts[blocks]), len(order)]):
         rows = order[start:end]
-        points = known(data.inputs[rows])
+        if data.groups is None:
+            points = known(data.inputs[rows])
+        else:
+            own = np.flatnonzero(np.diff(people[rows], prepend=-1)).tolist()
+            points = known.round(known.place_people(data.inputs[rows], own))
         sums += add_up(points, data.labels[rows], people[rows], len(data.classes), known.norm)
     return sums
 
