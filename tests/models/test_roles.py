@@ -216,6 +216,7 @@ DAYS = [str(date(2024, 1, 1) + timedelta(days=i)) for i in range(ROWS)]
         (SEVENTHS, ["?", "NA", ""], "numeric", None),
         ([1000 + i % 90 for i in range(ROWS)], ["x"], "numeric", "1 row 'x'"),
         ([i % 9 for i in range(ROWS)], ["unknown"] * 3, "categorical", None),
+        ([i % 9 for i in range(ROWS)], [*"abcdefghijklm"], "categorical", None),
         ([f"{i % 30:05d}" for i in range(ROWS)], ["n/a"] * 3, "categorical", None),
         (["true", "false"] * 100, ["unknown"] * 3, "categorical", None),
         (DAYS, ["unknown"] * 3 + ["0000-00-00"], "date", "4 rows 'unknown', '0000-00-00'"),

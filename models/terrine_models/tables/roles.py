@@ -485,7 +485,7 @@ def guess_role(column: ColumnStats, people: People | None) -> RoleGuess:
         return leave_out(column, "free text in few rows", f"{keep}.")
     if column.prose:
         return _text(column)
-    if count > FEW_VALUES and 0 < column.words * 5 <= column.given and not column.coded:
+    if len(column.numbers) > FEW_VALUES and 5 * column.words <= column.given and not column.coded:
         doubt = "To learn from it, leave all values that are not numbers empty."
         return leave_out(column, f"numbers, except in {_rows(column.words)}", doubt)
     if column.unique and rows > FEW_VALUES:
