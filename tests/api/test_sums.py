@@ -102,6 +102,7 @@ def test_labels_follow_from_the_release_free_for_ever(
     assert own.votes(asked[0]).argmax(axis=1).tolist() == said[0]
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_it_answers_while_it_is_open_and_as_often_as_is_allowed(
     tmp_path: Path, database_url: str, built: DigitsEnsemble
 ) -> None:
