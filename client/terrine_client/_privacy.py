@@ -207,6 +207,25 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(read(path, None)).hexdigest()
 
 
+def restate_file(directory: Path, restated: str) -> list[str]:
+    """State one of the student's files anew in `privacy.json`, if there is one.
+
+    Returns the names of ONNX graphs that it stated: they have the earlier cut, so it states them no
+    more. Raises PapersError if it is malformed.
+    """
+    if not (directory / PRIVACY_FILE).exists():
+        return []
+    statement = PrivacyStatement.load(directory)
+    outdated = [name for name in statement.files if name.lower().endswith(".onnx")]
+    files = {
+        name: digest_of(directory / Path(name).name) if name == restated else digest
+        for name, digest in statement.files.items()
+        if name not in outdated
+    }
+    statement.model_copy(update={"files": files}).save(directory)
+    return outdated
+
+
 def keep_earlier_receipts(receipts: Receipts, directory: Path) -> None:
     """Add the receipts that an interrupted run left in a student's directory."""
     path = directory / RECEIPTS_FILE

@@ -147,6 +147,23 @@ def format_metrics(found: EstimatedMetrics, choice: Choice) -> str:
     return ", ".join(f"{name} {show(each)}" for name, each in shown.items() if each)
 
 
+def describe_cut(model: StudentModel) -> str | None:
+    """Return how probabilities become classes, and by which rows; None: the likeliest is said."""
+    said = None
+    if model.threshold is not None:
+        said = f"it says {model.classes[1]} from a probability of {model.threshold:.3f} on"
+    elif model.offsets is not None:
+        said = "rarer classes are favoured, so that each is said as often as it occurs"
+    if said is None or model.cut is None:
+        return said
+    rows = {
+        "drawn": "rows drawn from the schema, which are not like real ones",
+        "public": "public inputs",
+        "given": "real inputs that were given afterwards",
+    }
+    return f"{said}; placed on {model.cut.rows:,} {rows[model.cut.source]}"
+
+
 def find_interval(share: float, inputs: int) -> tuple[float, float]:
     """Return the interval (Wilson's, at 95 %) of a share of so many inputs."""
     from scipy.stats import binomtest
@@ -212,7 +229,7 @@ def write_card(
         "",
         "## Limits",
         "",
-        *_describe_limits(report),
+        *_describe_limits(report, model),
         "",
         "## To use it",
         "",
@@ -322,7 +339,7 @@ def _describe_accuracy(report: Report) -> list[str]:
     return lines
 
 
-def _describe_limits(report: Report) -> list[str]:
+def _describe_limits(report: Report, model: StudentModel) -> list[str]:
     limits = [
         "It learned from noisy answers: where the private records disagree or are few, it guesses.",
         "It is as good as the public inputs are like those that it is used on.",
@@ -330,14 +347,18 @@ def _describe_limits(report: Report) -> list[str]:
         "of them contributes, not what all have in common.",
         *report.notes,
     ]
-    if report.choice.threshold is not None:
-        limits.append(
-            f"It says {report.classes[1]} from a probability of {report.choice.threshold:.3f} on."
-        )
+    if (cut := describe_cut(model)) is not None:
+        limits.append(f"Of probabilities: {cut}.")
     if any(each.inputs == 0 for each in report.by_class):
         names = ", ".join(each.name for each in report.by_class if each.inputs == 0)
         limits.append(f"None of the held-out inputs is of: {names}.")
     return [f"- {_escape(limit)}" for limit in limits]
+
+
+def replace_cut(card: str, before: StudentModel, after: StudentModel) -> str:
+    """Return a card with what it says of the cut, if its owner has left that as it was."""
+    old, new = (_escape(f"Of probabilities: {describe_cut(each)}.") for each in (before, after))
+    return card.replace(old, new)
 
 
 # Okabe and Ito's colours, which people with red-green colour blindness can tell apart.

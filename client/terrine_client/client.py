@@ -112,8 +112,8 @@ class _Methods(Connection[Any]):
 
         An .npz archive: `x` float32 [R, D], the inputs, `natural` float32 [P, D], rows as they
         occur (public ones, or drawn as released margins are), `prior` float64 [m], the share of
-        each class, and `released` float64 [2], ε and δ of the margins. Raises NotFound for a
-        project whose students have inputs of their own.
+        each class, and `of_public`, whether `natural` are public. Raises NotFound for a project
+        whose students have inputs of their own.
         """
         return Call("GET", "/pool", bytes)
 

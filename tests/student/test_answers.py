@@ -14,7 +14,13 @@ from support.data import known_digits
 from terrine_client.distill import make_answers
 from terrine_models.data.arrays import DIGITS, InputSpec
 from terrine_models.students.answers import Answers, estimate_metrics
-from terrine_models.students.calibration import calibrate, choose_threshold, confine_rarer_class
+from terrine_models.students.calibration import (
+    calibrate,
+    choose_threshold,
+    confine_rarer_class,
+    cut_at_share,
+    place_cut,
+)
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose
 from terrine_protocol import ProjectInfo
@@ -177,6 +183,37 @@ def test_the_rarer_class_is_said_less_often_where_features_say_much() -> None:
         at = choose_threshold("prior", shares, matching)
         assert at is not None
         assert (yes >= at).mean() == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "said"),
+    [
+        ((0.1, 0.2, 0.3, 0.4), 0.5, 0.5),
+        ((0.1, 0.2, 0.3, 0.4), 0.01, 0.25),
+        ((0.1, 0.2, 0.3, 0.4), 0.99, 0.75),
+        ((0.1, 0.4, 0.4, 0.4), 0.2, 0.75),  # equal ones are said together
+        ((0.1, 0.1, 0.1, 0.4), 0.8, 0.25),
+        ((0.2, 0.2, 0.2, 0.2), 0.5, None),
+    ],
+)
+def test_a_cut_lies_between_two_probabilities(
+    values: tuple[float, ...], share: float, said: float | None
+) -> None:
+    at = cut_at_share(np.array(values), share)
+    assert (at is None) == (said is None)
+    if at is not None:
+        assert at not in values
+        assert (np.array(values) >= at).mean() == said
+
+
+@pytest.mark.parametrize("prior", [(0.7, 0.2, 0.1), (0.05, 0.05, 0.9), (1 / 3, 1 / 3, 1 / 3)])
+def test_each_of_several_classes_is_said_as_often_as_it_occurs(prior: tuple[float, ...]) -> None:
+    source = np.random.default_rng(11)
+    shares = source.dirichlet((4, 1, 2), 5000)
+    found = place_cut(shares, np.array(prior))
+    assert found.threshold is None
+    said = (np.log(shares) + np.array(found.offsets)).argmax(axis=1)
+    np.testing.assert_allclose(np.bincount(said, minlength=3) / 5000, prior, atol=0.01)
 
 
 @pytest.mark.parametrize("rarer", [0, 1])

@@ -16,8 +16,10 @@ from support.processes import Terrine
 from support.wording import holds, refuses
 from terrine_models.data.arrays import DataError, InputSpec
 from terrine_models.students.answers import Answers
+from terrine_models.students.calibration import Cut
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import choose
+from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.errors import ClippedError
 from terrine_protocol.projects import ImageFormat
@@ -144,3 +146,76 @@ def test_a_student_of_arrays_knows_no_columns() -> None:
     made = taught("ridge", x, np.arange(20) % 2, spec, ("a", "b"))
     with refuses(DataError, "table"):
         made.predict_frame(people(3, 0)[0])
+
+
+def drawn_pool(rows: int, real: pd.DataFrame, prior: tuple[float, ...]) -> DesignedPool:
+    """Rows of which each column goes its own way, as those of `real` do not."""
+    random = np.random.default_rng(5)
+    apart = pd.DataFrame({name: random.permutation(real[name]) for name in real})
+    x = encode_frame(people(rows, 4)[0], SCHEMA)
+    return DesignedPool(x, encode_frame(apart, SCHEMA), np.array(prior))
+
+
+def alike(rows: int, seed: int) -> pd.DataFrame:
+    """Real rows: whoever is old is in ward A, so that more are ill than of rows drawn apart."""
+    age = np.random.default_rng(seed).integers(0, 100, rows)
+    return pd.DataFrame({"age": age, "ward": np.where(age > 55, "A", "B")})
+
+
+@pytest.mark.parametrize("classes", [("no", "=yes"), ("no", "perhaps", "=yes")])
+def test_among_real_rows_each_class_is_said_as_often_as_was_released(
+    terrine: Terrine, tmp_path: Path, classes: tuple[str, ...]
+) -> None:
+    """Of designed rows the cut is on drawn ones; `calibrate` and `predict` place it on real."""
+    schema = TableSchema.model_validate(
+        {
+            "columns": [
+                *SCHEMA.model_dump()["columns"][:2],
+                {"name": "ill", "role": "label", "values": list(classes)},
+            ]
+        }
+    )
+    real = alike(2000, 3)
+    prior = (0.7, 0.3) if len(classes) == 2 else (0.6, 0.15, 0.25)
+    pool = drawn_pool(3000, real, prior)
+    truth = (pool.rows[:, 0] > 0.6) & (pool.rows[:, 1] > 0.5)
+    shares = 0.1 + 0.8 * np.where(truth[:, None], np.eye(len(classes))[-1], np.eye(len(classes))[0])
+    answers = Answers.of_counts(np.rint(1000 * shares).astype(np.int64), teachers=1000, sigma=20.0)
+    task = Task(pool.rows, encoded_input(schema), classes, schema, designed=pool)
+    made = choose(task, answers, Training("ridge"))
+    assert made.choice.cut == Cut("drawn", 2000)
+    assert made.student.model.prior == prior
+
+    def shares_of(said: Any) -> list[float]:
+        return [float((np.asarray(said) == name).mean()) for name in classes]
+
+    assert max(np.abs(np.subtract(shares_of(made.student.predict_frame(real).names), prior))) > 0.04
+    home, x = tmp_path / "student", encode_frame(real, schema)
+    made.student.save(home)
+    real.to_csv(tmp_path / "real.csv", index=False)
+    out = tmp_path / "labels.csv"
+    command = ("student", "predict", tmp_path / "real.csv", "--student", home, "--out", out)
+    holds(terrine(*command).fine, "2,000", "calibrate")
+    found = shares_of([row["label"].lstrip("'") for row in rows_of(out)])
+    np.testing.assert_allclose(found, prior, atol=0.03)
+    real[:50].to_csv(tmp_path / "few.csv", index=False)
+    few = ("student", "predict", tmp_path / "few.csv", "--student", home)
+    holds(terrine(*few).err, 50, "2,000")  # of those that were drawn
+    holds(terrine("student", "calibrate", tmp_path / "few.csv", "--student", home).refused, 50, 200)
+
+    again = ("student", "calibrate", tmp_path / "real.csv", "--student", home)
+    holds(terrine(*again).fine, "2,000")
+    kept = Student.load(home)
+    assert kept.model.cut == Cut("given", 2000)
+    np.testing.assert_allclose(shares_of(kept.predict(x)), prior, atol=0.03)
+    assert (kept.predict(x) == made.student.with_cut(x).predict(x)).all()
+    assert (kept.probabilities(x) == made.student.probabilities(x)).all()
+
+
+def test_a_student_is_cut_by_what_was_released_alone(
+    terrine: Terrine, student: Student, tmp_path: Path
+) -> None:
+    frame, _ = people(300, 1)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    command = ("student", "calibrate", tmp_path / "new.csv", "--student", tmp_path / "student")
+    holds(terrine(*command).refused, "released", "--threshold")

@@ -65,9 +65,16 @@ from terrine_models.students.answers import (
     fit_shares,
     fit_softmax,
 )
-from terrine_models.students.calibration import Calibration, Threshold, class_biases
+from terrine_models.students.calibration import (
+    Calibration,
+    Cut,
+    CutSource,
+    Threshold,
+    class_biases,
+    place_cut,
+)
 from terrine_models.tables.designed import DesignedPool
-from terrine_protocol.base import Record, Sha256, first_problem
+from terrine_protocol.base import Record, Sha256, first_problem, quantity
 from terrine_protocol.files import read, write_atomically
 from terrine_protocol.projects import ImageFormat
 from terrine_protocol.schema import TableSchema
@@ -85,6 +92,9 @@ class Training:
     """From which probability of the second of two classes it is the label."""
 
 
+# Inputs by which a cut is placed, at least. Of a class of which a quarter is, a share among so many
+# has a standard error of three points.
+MIN_CUT_ROWS = 200
 MODEL_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
 # Names of the tensors of linear scores.
@@ -110,6 +120,13 @@ class StudentModel(Record):
     calibration: Calibration = Calibration()
     threshold: float | None = None
     """Probability from which the second of two classes is predicted; None: the likelier class."""
+    offsets: tuple[float, ...] | None = None
+    """Of more classes, what is added to the logarithm of each probability before the largest is
+    predicted; None: nothing."""
+    prior: tuple[float, ...] | None = None
+    """Share of each class among the private records, if it was released."""
+    cut: Cut | None = None
+    """On which rows threshold or offsets were placed by shares of classes; None: on none."""
     training: dict[str, int | float | str]
     versions: dict[str, str]
     weights_sha256: Sha256
@@ -122,6 +139,10 @@ class StudentModel(Record):
             raise ValueError("a ridge model states its features")
         if self.threshold is not None and len(self.classes) != 2:
             raise ValueError("only shares of two classes are cut")
+        if self.offsets is not None and len(self.offsets) != len(self.classes):
+            raise ValueError("there is one offset for each class")
+        if self.prior is not None and len(self.prior) != len(self.classes):
+            raise ValueError("there is one released share for each class")
         return self
 
 
@@ -296,7 +317,7 @@ class Student:
     def predict_indices(self, x: NDArray[np.generic]) -> NDArray[np.int64]:
         """The class [B] of inputs [B, *shape], as an index into `StudentModel.classes`.
 
-        Of two classes, by the threshold; else the most probable.
+        Of two classes, by the threshold; of more, the most probable, with its offset if there are.
         """
         return self.labels(self.probabilities(x))
 
@@ -304,6 +325,8 @@ class Student:
         """The class [B] that such probabilities [B, m] stand for."""
         if self.model.threshold is not None:
             return (probabilities[:, 1] >= self.model.threshold).astype(np.int64)
+        if self.model.offsets is not None:
+            probabilities = np.log(np.maximum(probabilities, 1e-12)) + self.model.offsets
         best: NDArray[np.int64] = probabilities.argmax(1)
         return best
 
@@ -326,6 +349,27 @@ class Student:
             )
         x = encode_frame(frame, self.model.encoding, accept_clipped=accept_clipped)
         return self.predictions(x)
+
+    def with_cut(self, x: NDArray[np.generic], source: CutSource = "given") -> Student:
+        """The same student, which says each class as often as its project released, of `x`.
+
+        x: inputs [N, *shape] without labels, of people like those whom the records are about.
+        Raises DataError where no shares of classes were released, or of fewer than MIN_CUT_ROWS.
+        """
+        if self.model.prior is None:
+            raise DataError(
+                "How common its classes are among the private records was not released, so a "
+                "student is not cut by it. `terrine student train --threshold` places the cut."
+            )
+        if source == "given" and len(x) < MIN_CUT_ROWS:
+            raise DataError(
+                f"{quantity(len(x), 'input')} cannot show how often a student says a class; give "
+                f"at least {MIN_CUT_ROWS} like those that it is for. They need no labels."
+            )
+        places = place_cut(self.probabilities(x), np.array(self.model.prior))
+        return self.with_model(
+            threshold=places.threshold, offsets=places.offsets, cut=Cut(source, len(x))
+        )
 
     def with_model(self, **changed: object) -> Student:
         """The same student, described otherwise, as by another threshold."""

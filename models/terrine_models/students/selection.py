@@ -30,13 +30,14 @@ from terrine_models.students.answers import (
 )
 from terrine_models.students.calibration import (
     Calibration,
+    Cut,
+    CutSource,
     calibrate,
     choose_threshold,
     confine_rarer_class,
 )
 from terrine_models.students.methods import METHODS, check_method
 from terrine_models.students.models import Student, Task, Training
-from terrine_models.tables.designed import DesignedPool
 
 Tell = Callable[[str], None]
 # What every student is compared with.
@@ -88,6 +89,8 @@ class Choice:
     """Whether answers are votes with noise; metrics are then shares of the teachers."""
     threshold: float | None
     """Probability from which the second of two classes is said; None: the likelier class."""
+    cut: Cut | None = None
+    """On which rows it was placed how often each class is said, by shares of classes."""
 
     @property
     def figures(self) -> EstimatedMetrics | None:
@@ -163,9 +166,14 @@ def choose(
             threshold = choose_threshold(
                 training.threshold, probabilities, answers, trials[name].fewer
             )
-            if task.designed is not None and training.threshold == "prior":
-                threshold = match_prior(student, task.designed)
-            student = student.with_model(threshold=threshold)
+            by_shares = threshold is not None and training.threshold == "prior"
+            cut = Cut("public", len(task.x)) if by_shares else None
+            student = student.with_model(threshold=threshold, cut=cut)
+        if task.designed is not None:
+            student = student.with_model(prior=tuple(task.designed.prior.tolist()))
+            if name in trials and training.threshold == "prior":
+                source: CutSource = "public" if task.designed.of_public else "drawn"
+                student = student.with_cut(task.designed.natural, source)
         return student
 
     others = [name for name in tried if name != PLAIN_METHOD]
@@ -203,19 +211,9 @@ def choose(
         folds=0 if folds is None else int(folds.max()) + 1,
         noisy=answers.noise > 0,
         threshold=student.model.threshold,
+        cut=student.model.cut,
     )
     return TrainedStudent(student, plain, choice)
-
-
-def match_prior(student: Student, pool: DesignedPool) -> float | None:
-    """Return the probability from which a student says the second class as often as it occurs.
-
-    On natural rows, as designed ones tell nothing of it. None for more than two classes.
-    """
-    if len(pool.prior) != 2:
-        return None
-    second = student.probabilities(pool.natural)[:, 1]
-    return float(np.clip(np.quantile(second, 1 - pool.prior[1]), 1e-9, 1 - 1e-9))
 
 
 def _judge(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from terrine_models.students.answers import Floats
-from terrine_models.students.calibration import Threshold
+from terrine_models.students.calibration import Cut, Threshold
 from terrine_models.students.models import LinearPart, Student, Task, linear_student
 from terrine_models.sums import ReleasedSums, SumScores, find_cut, fit_scores
 
@@ -25,7 +25,12 @@ def fit_sums(released: ReleasedSums, task: Task, threshold: Threshold = "prior")
     part = linear_part(released, found)
     student = linear_student(task.spec, task.classes, {"method": "sums"}, [part], task.encoding)
     cut = cut_of(released, found, student.probabilities(np.asarray(task.x)), threshold)
-    return student.with_model(threshold=cut)
+    by_shares = threshold == "prior" and cut is not None
+    return student.with_model(
+        threshold=cut,
+        prior=tuple(released.prior.tolist()),
+        cut=Cut("public", len(task.x)) if by_shares else None,
+    )
 
 
 def linear_part(released: ReleasedSums, found: SumScores) -> LinearPart:

@@ -269,11 +269,15 @@ class DesignedPool:
     to see how often a class is said."""
     prior: Floats
     """The share of each class, [m]."""
+    of_public: bool = False
+    """Whether `natural` are public rows, not drawn ones, whose columns do not go together."""
 
     def to_bytes(self) -> bytes:
-        """An .npz archive with `x`, `natural` and `prior`."""
+        """An .npz archive with `x`, `natural`, `prior` and `of_public`."""
         made = io.BytesIO()
-        np.savez_compressed(made, x=self.rows, natural=self.natural, prior=self.prior)
+        np.savez_compressed(
+            made, x=self.rows, natural=self.natural, prior=self.prior, of_public=self.of_public
+        )
         return made.getvalue()
 
     @classmethod
@@ -281,7 +285,9 @@ class DesignedPool:
         """Read such an archive. Raises DataError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as held:
-                found = cls(held["x"], held["natural"], held["prior"])
+                # An earlier version did not say.
+                of_public = bool(held["of_public"]) if "of_public" in held else False
+                found = cls(held["x"], held["natural"], held["prior"], of_public)
         except (ValueError, KeyError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise DataError(f"This is not a designed pool: {error}") from None
         rows, natural, prior = found.rows, found.natural, found.prior
@@ -322,7 +328,7 @@ def design_pool(
         natural = _draw(schema, margins, NATURAL_ROWS, random, even=False)
     else:
         natural = random.permutation(public)[:NATURAL_ROWS].astype(np.float32)
-    return DesignedPool(designed, natural, margins.prior)
+    return DesignedPool(designed, natural, margins.prior, of_public=public is not None)
 
 
 def _draw(

@@ -457,7 +457,10 @@ def make_graph(
     shares = graph("Softmax", scores, axis=1)
     graph.nodes.append(helper.make_node("Cast", [shares], [PROBABILITIES], to=TensorProto.FLOAT))
     if model.threshold is None:
-        last = helper.make_node("ArgMax", [shares], [LABEL], axis=1, keepdims=0)
+        said = shares
+        if model.offsets is not None:
+            said = graph("Add", scores, graph.constant(np.array(model.offsets), np.float64))
+        last = helper.make_node("ArgMax", [said], [LABEL], axis=1, keepdims=0)
     else:
         second = graph("Squeeze", graph.part(shares, 1, 1, 2), graph.integers(1))
         cut = graph.constant(model.threshold, np.float64)
@@ -499,6 +502,8 @@ def _metadata(student: Student, digest: str, statement: PrivacyStatement | None)
     }
     if model.threshold is not None:
         found["threshold"] = repr(model.threshold)
+    if model.offsets is not None:
+        found["offsets"] = json.dumps(model.offsets)
     if model.encoding is not None:
         found["schema"] = model.encoding.model_dump_json(exclude_none=True)
     if model.image is not None:

@@ -186,7 +186,8 @@ def budget(services: ServicesDep, project: OwnProject) -> Budget:
     responses={
         200: {
             "description": "An .npz archive: `x` float32 [R, D], the inputs to ask; `natural` "
-            "float32 [P, D], public rows, or drawn as released margins are; `prior` float64 [m]. "
+            "float32 [P, D], public rows, or drawn as released margins are; `prior` float64 [m]; "
+            "`of_public`, whether `natural` are public. "
             "What was released to design them is paid for by the project's first charge.",
             "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         },

@@ -102,6 +102,10 @@ COMMANDS: Commands = {
         f"{HERE}.student:predict",
         "Predict the classes of inputs with a trained student. Needs no server and costs nothing.",
     ),
+    "student calibrate": (
+        f"{HERE}.student:calibrate",
+        "Let a student say each class as often as its project released, among real inputs.",
+    ),
     "student verify": (
         f"{HERE}.student:verify",
         "Compare a student's privacy.json with its files, its card, the service and the log.",

@@ -14,15 +14,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from terrine_client import NO_COUNT, Client, Labels
-from terrine_client._privacy import verify_papers
-from terrine_client._report import find_interval, format_metrics
+from terrine_client._privacy import CARD_FILE, restate_file, verify_papers
+from terrine_client._report import describe_cut, find_interval, format_metrics, replace_cut
 from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
 from terrine_models.data.images import list_images
 from terrine_models.formats import Inputs, format_of
 from terrine_models.tables.designed import DesignedPool
 from terrine_protocol import Outcome
 from terrine_protocol.base import quantity
-from terrine_protocol.files import open_regular_file, read, replacing
+from terrine_protocol.files import open_regular_file, read, replacing, write_atomically
 from terrine_server.cli.console import (
     ALL_FREE,
     console,
@@ -35,7 +35,7 @@ from terrine_server.cli.console import (
     with_json,
     writing,
 )
-from terrine_server.cli.reading import AcceptClipped, note
+from terrine_server.cli.reading import AcceptClipped, note, note_aside
 from terrine_server.sheets import CsvWriter
 
 if TYPE_CHECKING:  # SciPy comes with these
@@ -332,6 +332,11 @@ def train(
             tell=say,
         )
     console.print(summarize(made.report, out))
+    model = made.student.model
+    if (cut := describe_cut(model)) is not None:
+        say(f"Of probabilities: {cut}.")
+    if model.cut is not None and model.cut.source == "drawn":
+        say("terrine student calibrate ROWS places that on real inputs of yours, without labels.")
     if made.report.by_class:
         console.print(tabulate_classes(made.report))
     for warning in made.report.notes:
@@ -367,16 +372,27 @@ def predict(
 ) -> None:
     """Predict the classes of inputs with a trained student. Needs no server and costs nothing.
 
-    A row for each input, in their order: the class, and the probability of each class.
+    A row for each input, in their order: the class, and the probability of each class. A student of
+    rows that were designed, not real, says each class among 200 inputs or more as often as its
+    project released; [bold]student calibrate[/bold] decides that once.
 
     [bold]Example[/bold]: terrine student predict census.csv --student student --out labels.csv
     """
-    from terrine_models.students.models import Student
+    from terrine_models.students.models import MIN_CUT_ROWS, Student
 
     trained = Student.load(student)
-    x = format_of(inputs).inputs(inputs, trained.model, note, True, accept_empty)
+    tell = note_aside if out is None else note  # where the labels are not
+    x = format_of(inputs).inputs(inputs, trained.model, tell, True, accept_empty)
     pictures = inputs.is_dir()
     names = [each.name for each in list_images(inputs)] if pictures else []
+    cut = trained.model.cut
+    if cut is not None and cut.source == "drawn":
+        if len(x) >= MIN_CUT_ROWS:
+            trained = trained.with_cut(x)
+            tell(f"Of these inputs, {describe_cut(trained.model)}. To keep it: student calibrate.")
+        else:
+            tell(f"{len(x)} inputs are too few to place a cut on: {describe_cut(trained.model)}.")
+            tell("terrine student calibrate ROWS places it on real inputs, once.")
     said = trained.predictions(x)
     with writing(out) as file:
         sheet = CsvWriter(file)
@@ -388,6 +404,41 @@ def predict(
             sheet.write_row([*names[i : i + 1], name, *(f"{each:.6g}" for each in row)])
     if out is not None:
         say(f"{out}: {quantity(len(x), 'input')}.")
+
+
+def calibrate(
+    inputs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS",
+            help="Real inputs, of people like those whom the records are about; labels are not "
+            "used. 200 at least.",
+        ),
+    ],
+    student: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the student.")] = Path(
+        "student"
+    ),
+) -> None:
+    """Let a student say each class as often as its project released, among real inputs.
+
+    For students of designed rows, which are not like real ones, and of released sums. Whatever
+    loads the student then has it, as what is exported does; the card and privacy.json are renewed.
+
+    [bold]Example[/bold]: terrine student calibrate census.csv --student student
+    """
+    from terrine_models.students.models import MODEL_FILE, Student
+
+    trained = Student.load(student)
+    x = format_of(inputs).inputs(inputs, trained.model, note, True, True)
+    placed = trained.with_cut(x)
+    placed.save(student)
+    card = student / CARD_FILE
+    if card.exists():
+        text = replace_cut(read(card).decode(), trained.model, placed.model)
+        write_atomically(card, text.encode())
+    say(f"{student}: {describe_cut(placed.model)}.")
+    for name in restate_file(student, MODEL_FILE):
+        say(f"{name} has the earlier cut: terrine student export {student} --onnx {student / name}")
 
 
 def summarize(report: Report, out: Path) -> Table:
@@ -407,9 +458,6 @@ def summarize(report: Report, out: Path) -> Table:
         {
             "accuracy": accuracy,
             "agreement": found and f"{format_metrics(found, choice)}; {_meaning(report)}",
-            "threshold": None
-            if choice.threshold is None
-            else f"from a probability of {choice.threshold:.3f} on it is {report.classes[1]}",
             "protects": report.protects,
             "ε spent": f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
             f"{explain_spending(str(report.mechanism['name']))}",

@@ -134,6 +134,11 @@ def made(case: str) -> tuple[Student, NDArray[Any]]:
 )
 def test_the_graph_says_what_the_student_says(case: str, tmp_path: Path) -> None:
     student, x = made(case)
+    classes = len(student.model.classes)
+    places: dict[str, object] = {"threshold": 0.4}
+    if classes > 2:
+        places = {"offsets": tuple(np.linspace(-0.5, 0.5, classes).tolist())}
+    likeliest, student = student.predict_indices(x), student.with_model(**places)
     student.save(tmp_path)
     export(tmp_path, tmp_path / "student.onnx")
     graph = onnx.load(tmp_path / "student.onnx")
@@ -148,6 +153,8 @@ def test_the_graph_says_what_the_student_says(case: str, tmp_path: Path) -> None
         assert differ.mean() <= 0.01, "but for those just at the threshold"
         assert len(labels) == len(some)
     assert np.ptp(student.probabilities(x)) > 0.1
+    if case.startswith("table"):
+        assert (student.predict_indices(x) != likeliest).any()
 
 
 def test_a_graph_needs_neither_terrine_nor_its_other_libraries(tmp_path: Path) -> None:
@@ -226,6 +233,17 @@ def test_beside_the_student_its_digest_joins_the_papers(tmp_path: Path, terrine:
     carried = onnxruntime.InferenceSession(out).get_modelmeta().custom_metadata_map
     said = PrivacyStatement.model_validate_json(carried["terrine.privacy"])
     assert said == statement.model_copy(update={"files": {}})
+
+    student = student.with_model(prior=(0.3, 0.7))
+    student.save(tmp_path)
+    stated["files"] = {"model.json": "0" * 64, "student.onnx": "1" * 64}
+    (tmp_path / PRIVACY_FILE).write_text(json.dumps(stated))
+    np.save(tmp_path / "real.npy", rows(2)[0][:300])
+    done = terrine("student", "calibrate", tmp_path / "real.npy", "--student", tmp_path)
+    assert (done.code, done.err) == (0, "")
+    holds(done.out, "student.onnx", "export")
+    digest = sha256((tmp_path / "model.json").read_bytes())
+    assert PrivacyStatement.load(tmp_path).files == {"model.json": digest}
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, terrine: Terrine) -> None:
