@@ -1,4 +1,4 @@
-"""A budget is divided between histograms and votes so that both together keep to it."""
+"""A budget pays for sums, or for histograms and votes, so that all together keep to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
 from support.ledgers import PUBLISHING_CLASSES, PUBLISHING_TEACHERS, published_terms
+from support.wording import refuses
 from terrine_server.planning.first_project import (
     DESIGNED_ROWS,
     MARGIN_SHARE,
+    MAX_SUM_NORM,
+    MIN_SUM_NORM,
     Setting,
+    default_delta,
     plan_histograms,
+    plan_norm,
+    plan_sums,
 )
 from terrine_server.privacy import (
     Account,
@@ -23,11 +29,15 @@ from terrine_server.privacy import (
     NoisyVotes,
     ParameterError,
     Rule,
+    SumAnswers,
+    Sums,
     VoteOutcome,
     quote,
 )
 from terrine_server.privacy.mechanisms.gnmax import GNMax
 from terrine_server.privacy.numbers import COST_UNITS, SAMPLER_DELTA
+from terrine_server.privacy.parameters import MAX_SIGMA
+from terrine_server.privacy.quoting import check_publishable
 
 SCHEMA = "5c" * 32
 CELLS = (70, 5, 2)
@@ -154,3 +164,43 @@ def test_next_to_nothing_pays_for_no_histograms() -> None:
         plan_histograms([70] * 14, SCHEMA, 1e-4, 1e-5)
     with pytest.raises(ParameterError, match="begin with"):
         quote(NoisyVotes(1000, 2, 300.0), 0.05, 1e-6, release=Histograms(20.0, CELLS, SCHEMA).spec)
+
+
+@pytest.mark.parametrize(("epsilon", "units"), [(0.02, 1_000_000), (0.1, 32_561), (4.0, 2_000)])
+def test_sums_cost_the_budget_that_was_asked(epsilon: float, units: int) -> None:
+    """By the Gaussian mechanism: one person moves all of them by twice the norm at most."""
+    delta = default_delta(units)
+    given = plan_norm(epsilon, delta), 107, 2, SCHEMA
+    release = plan_sums(*given, epsilon, delta)
+    mu = 2 * release.norm / release.sigma
+    above, below = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    assert 0.9 * delta < norm.cdf(above) - math.exp(epsilon) * norm.cdf(below) <= delta
+    assert release.sigma <= MAX_SIGMA
+    assert release.norm == MAX_SUM_NORM or release.sigma > 0.97 * MAX_SIGMA
+    terms = quote(SumAnswers(1, 2), epsilon, delta, release=release.spec)
+    assert (terms.affordable(terms.start), terms.prices) == (0, {})
+    with refuses(ParameterError, "sums"):
+        quieter = Sums(float(f"{0.99 * release.sigma:.3g}"), *given)
+        quote(SumAnswers(1, 2), epsilon, delta, release=quieter.spec)
+
+
+def test_sums_that_would_need_too_much_noise_are_refused_with_what_would_do() -> None:
+    with pytest.raises(ParameterError) as refused:
+        plan_norm(1e-4, 1e-6)
+    wanted = float(str(refused.value).split()[-3])
+    assert plan_norm(wanted, 1e-6) >= MIN_SUM_NORM
+    assert wanted < 0.02
+    plan_sums(plan_norm(wanted, 1e-6), 20, 2, SCHEMA, wanted, 1e-6)
+
+
+def test_sums_and_votes_are_not_mixed() -> None:
+    sums = Sums(500.0, 100, 6, 2, SCHEMA).spec
+    histograms = Histograms(80.0, (5, 2), SCHEMA).spec
+    counts = NoisyVotes(250, 2, 40.0)
+    for mechanism, release in ((counts, sums), (SumAnswers(1, 2), None)):
+        with refuses(ParameterError, "sums"):
+            quote(mechanism, 4.0, 1e-6, release=release)
+    with refuses(ParameterError, "sums"):
+        quote(SumAnswers(1, 2), 4.0, 1e-6, release=histograms)
+    with refuses(ParameterError, "worst_case"):
+        check_publishable(SumAnswers(1, 2))

@@ -14,6 +14,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtri_exp
 
 from support.laws import laplace_pmf, noisy_max_law
 from support.reference.costs import ORDERS
@@ -25,6 +26,7 @@ from terrine_server.privacy import (
     GaussianThreshold,
     LaplaceNoisyMax,
     ParameterError,
+    ReleasedCounts,
     StabilityTest,
     additive_delta,
     build_mechanism,
@@ -215,6 +217,37 @@ class TestDiscreteGaussianShift:
             z = [mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(float(t))) for t in tails]
             widest = max(b - a for a, b in zip([-z[0], *z], z, strict=False))
         assert widest <= mu * (1 + 1e-9)
+
+    @pytest.mark.parametrize("sigma", [0.5, 0.7, 1.0, 3.0, 40.0, 1000.0])
+    def test_no_step_is_wider_where_the_table_ends(self, sigma: float) -> None:
+        """Down to tails of e⁻⁵⁰⁰, which matter where a number moves by many σ."""
+        k = np.arange(1.0, 34 * sigma + 2)
+        weights = -(k**2) / (2 * sigma**2)
+        far = np.logaddexp.accumulate(weights[::-1])[::-1]
+        tails = far - np.logaddexp(0.0, far[0] + math.log(2))
+        z = -ndtri_exp(tails[tails > -500])
+        assert np.diff(z, prepend=-z[0]).max() <= shift_mu(sigma) * (1 + 1e-9)
+
+    @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
+    @pytest.mark.parametrize("moved", [(5, 0), (0, -5), (3, 4), (-2, 1)])
+    def test_numbers_that_are_released_reveal_no_more_than_they_cost(
+        self, sigma: float, moved: tuple[int, int]
+    ) -> None:
+        """By all pairs of numbers, of which those that a person moves are 5 apart at most."""
+        event = ReleasedCounts(sigma, squared=25)
+        values = np.arange(-int(20 * sigma) - 20, int(20 * sigma) + 21.0)
+        log = -(values**2) / (2 * sigma**2)
+        log -= np.logaddexp.reduce(log)
+        shifted = [-((values - by) ** 2) / (2 * sigma**2) for by in moved]
+        p = log[:, None] + log
+        q = np.add.outer(*(each - np.logaddexp.reduce(each) for each in shifted))
+        mu = math.sqrt(gdp_squared(event))
+        for epsilon in (0.0, 0.5, 2.0, 8.0):
+            told = float(np.clip(np.exp(p) - np.exp(epsilon + q), 0, None).sum())
+            assert told <= math.exp(gdp_log_delta(epsilon, mu)) * (1 + 1e-9)
+        for order in (1.5, 2.0, 8.0):
+            divergence = np.logaddexp.reduce((order * p + (1 - order) * q).ravel()) / (order - 1)
+            assert divergence <= float(rdp(event, order)) * (1 + 1e-9)
 
 
 class TestRenyi:
