@@ -24,7 +24,7 @@ from terrine_client import Client
 from terrine_models.data.arrays import DataError
 from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import StoreError
-from terrine_models.sums import ReleasedSums
+from terrine_models.sums import ReleasedSums, SumMap
 from terrine_models.teachers.ensemble import Ensemble, load
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.shards import TrainingError
@@ -140,6 +140,9 @@ def test_what_was_released_is_there_for_its_students(
     assert release.kind == "sums"
     assert (release.sigma, release.map_sha256) == (released.sigma, released.map.sha256)
     assert (facts.kind, facts.teachers, facts.units, released.units) == ("sums", 1, PEOPLE, PEOPLE)
+    public = PublicData.declare("digits from 1200 on", built.public)
+    known = SumMap.fit(facts.input, public, release.norm, released.noise)
+    assert released.map.stretch == pytest.approx(known.stretch), "the norm is divided by the noise"
     student = Caller(server, server.token())
     assert slug(student.http.get("/pool")) == "not-found"
     assert slug(httpx.get(f"{server.url}/sums")) == "unauthorized"

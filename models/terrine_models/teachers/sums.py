@@ -131,8 +131,8 @@ def load_sums(stored: StoredEnsemble) -> ReleasedSums:
     return found
 
 
-def fit_sum_map(data: Dataset, public: PublicData, norm: int) -> SumMap:
-    """Return the map of records to features, by public rows alone.
+def fit_sum_map(data: Dataset, public: PublicData, norm: int, noise: float = 0.0) -> SumMap:
+    """Return the map of records to features, by public rows alone; noise: as in `SumMap.fit`.
 
     Raises DataError for too few of them, or others than the records'; or if the schema of a table
     was fitted on the records.
@@ -143,7 +143,7 @@ def fit_sum_map(data: Dataset, public: PublicData, norm: int) -> SumMap:
             f"{public.source.name} has {len(public.inputs):,} public rows. Sums are of features "
             f"that public rows suggest, and need {MIN_PUBLIC_ROWS} rows or more."
         )
-    return SumMap.fit(data.spec, public, norm)
+    return SumMap.fit(data.spec, public, norm, noise)
 
 
 def add_up_records(known: SumMap, data: Dataset) -> NDArray[np.int64]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from terrine_models.features.public import PublicData
     from terrine_models.teachers.manifests import Manifest
 
+# Of a map that is not fitted yet.
+NO_MAP = "0" * 64
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SumSettings:
@@ -65,8 +68,10 @@ def make_sums(
     check_new(out)
     units, epsilon = unit_count(private), settings.epsilon
     delta = settings.paid_delta(units)
-    known = fit_sum_map(private, public, plan_norm(epsilon, delta))
-    classes = len(private.classes)
+    classes, norm = len(private.classes), plan_norm(epsilon, delta)
+    # How much noise there is follows from the norm, whatever the map and its features are.
+    noise = plan_sums(norm, 1, classes, NO_MAP, epsilon, delta).sigma / (norm * units)
+    known = fit_sum_map(private, public, norm, noise)
     release = plan_sums(known.norm, known.width, classes, known.sha256, epsilon, delta)
     sums = release.add_noise(add_up_records(known, private))
     released = ReleasedSums(known, sums, release.sigma, units, natural_rows(public))
