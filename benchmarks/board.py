@@ -13,9 +13,6 @@ written:
                                [--methods NAME,…] [--results docs/board.jsonl]
     python benchmarks/board.py --page        # write the page of the results again
 
-With --in-process, the product is not run by its commands: the functions behind them make sums and
-a student of them, whatever quickstart would choose, in seconds; the page has a row of its own.
-
 Each of the others that protects adding or removing a row is run twice: with ε and δ spent in its
 own sense, and with what gives ε and δ in ours, which is replacing all that one person gave, as the
 page explains. Where people have several rows, it gets one of each person in our sense.
@@ -56,15 +53,10 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.fitting import public_features
 from terrine_models.features.maps import FeatureMap
 from terrine_models.features.public import PublicData
-from terrine_models.students.models import Task
-from terrine_models.students.sums import fit_sums
-from terrine_models.sums import ReleasedSums, SumMap, add_up
-from terrine_models.tables.designed import NATURAL_ROWS
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
-from terrine_models.teachers.shards import unit_count
 from terrine_protocol.schema import FEATURE_ROLES, TableSchema
-from terrine_server.planning.first_project import default_delta, plan_norm, plan_sums
+from terrine_server.planning.first_project import default_delta
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "board.jsonl"
@@ -81,12 +73,9 @@ SHOWN = 0.35
 """Below the best: what is drawn of AUC or accuracy."""
 PRODUCT = "terrine"
 PRODUCT_LABELS = "terrine-labels"
-PRODUCT_SUMS = "terrine-sums"
-COMMANDS = (PRODUCT, PRODUCT_LABELS)
 PRODUCTS = {
-    PRODUCT_SUMS: "**Terrine, sums, by functions**",
-    PRODUCT: "**Terrine, quickstart, without the pool's labels**",
-    PRODUCT_LABELS: "**Terrine, quickstart, with the pool's labels**",
+    PRODUCT: "**Terrine, without the pool's labels**",
+    PRODUCT_LABELS: "**Terrine, with the pool's labels**",
 }
 PUBLIC_ALONE = "public labels alone"
 NO_PRIVACY = "without privacy"
@@ -289,7 +278,7 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
     opened = open_project(made.files.private, *asked, data=f"data-{epsilon:g}", anyway=True)
     common: Found = {"spent": (epsilon, made.delta)}
     if isinstance(opened, Refused):
-        return [{**common, "failed": f"declined: {opened.said}"}] * len(COMMANDS)
+        return [{**common, "failed": f"declined: {opened.said}"}] * len(PRODUCTS)
     common["declined"] = opened.declined
     way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
     common["settings"] = " ".join(way.split()[2:]).partition(":")[0]
@@ -302,26 +291,6 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
         said = opened.predict(made.files.tested, made.private.classes)
         found.append({**score(said, made.tested.labels), **common, "seconds": spent})
     return found
-
-
-def run_sums(made: Deal, epsilon: float) -> Sequence[Found]:
-    """Do by functions what the commands do of sums: release them, fit a student, and judge it."""
-    began, private, classes = time.process_time(), made.private, made.private.classes
-    norm = plan_norm(epsilon, made.delta)
-    known = SumMap.fit(private.spec, PublicData.declare("pool", made.public.inputs), norm)
-    given = norm, known.width, len(classes), known.sha256, epsilon, made.delta
-    release, units = plan_sums(*given), unit_count(private)
-    exact = add_up(known(private.inputs), private.labels, private.groups, len(classes), norm)
-    natural = made.public.inputs[:NATURAL_ROWS]
-    noisy = ReleasedSums(known, release.add_noise(exact), release.sigma, units, natural)
-    task = Task(made.public.inputs, private.spec, classes, private.encoding)
-    student = fit_sums(noisy, task)
-    seconds, tested = time.process_time() - began, made.tested
-    shares = student.probabilities(tested.inputs)
-    second = shares[:, 1] if len(classes) == 2 else None
-    found = score(Predicted(student.predict_indices(tested.inputs), second), tested.labels)
-    common = {"spent": (epsilon, made.delta), "settings": "sums"}
-    return [{**found, **common, "seconds": seconds}]
 
 
 def _children_seconds() -> float:
@@ -407,9 +376,7 @@ def loss_of(model: Any, x: NDArray[Any], y: NDArray[np.int64]) -> float:
     return float(np.mean(losses))
 
 
-def runs(
-    made: Deal, seed: int, epsilons: Sequence[float], peers: Path, *, in_process: bool = False
-) -> Iterator[Run]:
+def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Iterator[Run]:
     """Yield every run on these data: how its results begin, and what gives the rest."""
     for name in (PUBLIC_ALONE, NO_PRIVACY):
         yield (
@@ -418,9 +385,10 @@ def runs(
         )
     grouped = made.private.groups is not None
     for epsilon in epsilons:
-        names, ours = ((PRODUCT_SUMS,), run_sums) if in_process else (COMMANDS, run_product)
-        begun = [Result(made.name, seed, epsilon, name, "both") for name in names]
-        yield begun, partial(ours, made, epsilon)
+        yield (
+            [Result(made.name, seed, epsilon, name, "both") for name in PRODUCTS],
+            partial(run_product, made, epsilon),
+        )
         for name, peer in PEERS.items():
             if made.kind not in peer.kinds or (peer.two_classes and len(made.private.classes) > 2):
                 continue
@@ -498,10 +466,8 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
         first = [
             [data, *(standing(own[own["epsilon"] == each], name) for each in EPSILONS)]
             for data, own in of_sets.items()
-            if name in set(own["method"])
         ]
-        if first:
-            yield from (table([title, *heads], first), "")
+        yield from (table([title, *heads], first), "")
     declined = [f"{each.data} at ε = {each.epsilon:g}" for each in results if each.declined]
     if declined:
         yield f"Quickstart declined without `--anyway`: {'; '.join(sorted(set(declined)))}."
@@ -511,7 +477,7 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
         plain = own[own["epsilon"] == NO_EPSILON].itertuples()
         without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
-        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"].dropna()
+        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
         lines = []
         for method, reading in itertools.product((*PRODUCTS, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
@@ -566,7 +532,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", type=lambda text: text.split(","), help="no others")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--in-process", action="store_true", help="sums by functions, no commands")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     given = parser.parse_args()
     known = {result.key for result in read_results(given.results)}
@@ -574,12 +539,11 @@ def main() -> None:
         print("Skipped: no data was given. See the top of benchmarks/board.py.")
         return
     sources, peers = find_sources(given.data), given.peers.resolve()
-    how = {"in_process": given.in_process}
     for seed in range(0 if given.page else given.seeds):
         for name, source in sources.items():
             with tempfile.TemporaryDirectory(prefix="board-") as place:
                 made = deal(name, source, seed, Path(place))
-                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers, **how):
+                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers):
                     wanted = [not given.methods or each.method in given.methods for each in begun]
                     if not any(wanted) or all(each.key in known for each in begun):
                         continue

@@ -86,7 +86,8 @@ def found(simulated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> For
 
 
 def test_clear_classes_are_learned_by_every_option_and_the_ranges_say_so(found: Forecast) -> None:
-    assert set(by_name(found)) == {"trained teachers", "neighbours", "confident answers"}
+    ways = {"sums", "trained teachers", "neighbours", "confident answers"}
+    assert set(by_name(found)) == ways
     for each in found.options:
         assert each.students is not None
         assert each.students.accuracy[0] > 0.7
@@ -135,7 +136,10 @@ def of_table(sample: Dataset, epsilon: float = 1, **given: Any) -> Forecast:
     return chosen(sample, setting, **given)
 
 
-def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(tmp_path: Path) -> None:
+def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "_find_sum_project", lambda *_: None)
     sample = uneven(tmp_path / "uneven.csv", 1_600)
     found = of_table(sample, epsilon=0.5)
     assert found.first.option == "designed rows"
@@ -149,7 +153,10 @@ def test_designed_rows_are_chosen_where_few_natural_ones_divide_teachers(tmp_pat
     assert not any(tried), "nothing tells how good"
 
 
-def test_designed_rows_are_not_chosen_where_numbers_go_together(tmp_path: Path) -> None:
+def test_designed_rows_are_not_chosen_where_numbers_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "_find_sum_project", lambda *_: None)
     found = of_table(correlated(tmp_path / "correlated.csv", 1_600))
     assert found.first.option == "neighbours"
     assert by_name(found)["designed rows"].worse
@@ -229,14 +236,14 @@ def test_noise_that_drowns_the_votes_of_teachers_is_forecast_and_decides(
 @pytest.mark.parametrize(
     ("leads", "way"),
     [
-        ((False, False), "neighbours"),
-        ((True, False), "trained teachers"),
-        ((False, True), "confident answers"),
-        pytest.param((True, True), "confident answers", marks=pytest.mark.nightly),
+        ((False, False, False), "sums"),
+        ((True, False, False), "neighbours"),
+        ((False, True, False), "trained teachers"),
+        ((True, False, True), "confident answers"),
     ],
 )
-def test_noisy_counts_by_neighbours_are_chosen_unless_another_is_clearly_better(
-    leads: tuple[bool, bool],
+def test_sums_are_chosen_unless_another_way_is_clearly_better(
+    leads: tuple[bool, ...],
     way: str,
     simulated: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -491,11 +498,36 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
     ):
         assert found.truth is found.students is None
         assert [(each.first.option, each.worse) for each in found.options] == [
+            ("sums", False),
             ("trained teachers", False),
             ("neighbours", False),
         ], "√(4,000 · 133) votes against 1,000 teachers"
     many = Setting.of(units=1_000_000, rows=20_000, classes=2, epsilon=1)
-    assert chosen(public(1_000), many, labelled=False).first.option == "neighbours"
+    found = chosen(public(1_000), many, labelled=False)
+    ways = [each.first.option for each in found.options]
+    assert ways == ["sums", "neighbours", "trained teachers"]
+    small = replace(few, units=500)
+    noisy, *others = chosen(public(1_000), small, labelled=False).options[::-1]
+    assert (noisy.first.option, noisy.first.too_noisy) == ("sums", True)
+    assert not any(each.first.too_noisy for each in others[-1:])
+
+
+def test_of_unlabelled_pictures_those_vote_who_are_near() -> None:
+    sample = public(400)
+    pixels = np.random.default_rng(0).integers(0, 255, (400, 6, 6)).astype(np.uint8)
+    pictures = replace(
+        sample, inputs=pixels, spec=InputSpec(shape=(6, 6), dtype="uint8", low=0, high=255)
+    )
+    found = chosen(pictures, replace(SETTING, rows=400), labelled=False)
+    assert [each.first.option for each in found.options][-1] == "sums"
+
+
+def test_fewer_private_units_than_public_rows_stand_in_as_they_are() -> None:
+    few = Setting.of(units=200, rows=600, classes=2, epsilon=8)
+    option = by_name(chosen(SAMPLE, few))["sums"]
+    assert option.students is not None
+    assert option.students.stand_ins == 200
+    assert option.students.growth == 0
 
 
 def test_without_labels_what_noise_drowns_by_every_option_is_refused_and_told_what_would_do() -> (
@@ -528,7 +560,8 @@ def test_where_the_noise_of_teachers_cannot_be_drawn_neighbours_vote() -> None:
     many = Setting.of(units=1_000_000, rows=50_000, classes=2, epsilon=0.1)
     with refuses(ParameterError, "rows"):
         many.of_teachers(8_000)
-    assert [each.first.option for each in chosen(SAMPLE, many).options] == ["neighbours"]
+    ways = [each.first.option for each in chosen(SAMPLE, many).options]
+    assert ways == ["sums", "neighbours"]
 
 
 def test_what_is_not_labelled_does_not_matter() -> None:

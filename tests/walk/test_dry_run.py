@@ -43,7 +43,7 @@ GIVEN = ("quickstart", "--dry-run", "--public", "survey.csv", "--label", "ill")
 def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
     given = (*GIVEN, "--units", 4_000, "--anyway")
     said = terrine(*given, "--verbose").fine
-    options = ("neighbours", "trained teachers", "confident answers", "designed rows")
+    options = ("sums", "neighbours", "trained teachers", "confident answers", "designed rows")
     for named in (*options, "true labels", "largest"):
         holds(said, *named.split())
     for heading in ("Protects", "How much", "By what", "It buys", "It uses"):

@@ -31,6 +31,7 @@ from terrine_models.students.models import Student
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
+from terrine_models.teachers.sums import SUMS_FILE
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import first_project, forecast
@@ -188,6 +189,7 @@ def test_a_student_of_a_table_of_people_is_as_good_as_was_forecast(
     table: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: False)  # noisy counts
+    monkeypatch.setattr(forecast, "_find_sum_project", lambda *_: None)
     header, *rows = Path("survey.csv").read_text().splitlines()
     Path("survey.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
     said = table.run(*TABLE, "--group", "patient", "--yes", "--anyway", "--verbose").fine
@@ -358,6 +360,42 @@ def test_killed_at_any_step_the_same_command_continues(digits: Machine, tmp_path
     actions = [line.get("action") for line in books.exports.export_log()]
     made = ["population-declared", "ensemble-registered", "project-opened", "token-created"]
     assert actions[2:] == made
+
+
+SUM_STEPS = [
+    (("terrine_models.teachers.sums", "save_manifest"), False),
+    ((OPERATIONS, "register_ensemble"), False),
+    ((OPERATIONS, "open_project"), False),
+    ((OPERATIONS, "open_project"), True),
+]
+
+
+def test_killed_at_any_step_sums_are_released_once_and_taught(
+    table: Machine, tmp_path: Path
+) -> None:
+    """A pool of other people, whose labels nobody knows: that is what they are for."""
+    rows = Path("survey.csv").read_text().splitlines()
+    Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
+    given = (*TABLE, "--group", "patient", "--classes", "no,yes", "--yes")
+    variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(table.data)}
+    kept = list[bytes]()
+    for number, (place, after) in enumerate(SUM_STEPS, start=1):
+        variables[SEED] = str(number)  # other noise each time
+        log = tmp_path / f"{place[1]}.log"
+        [process] = in_processes(killed_at, (tmp_path, place, after, given, variables, str(log)))
+        assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
+        kept += [path.read_bytes() for path in table.data.glob(f"ensembles/visits/{SUMS_FILE}")]
+    said = table.run(*given).fine
+    kept.append((table.data / "ensembles" / "visits" / SUMS_FILE).read_bytes())
+    assert len(kept) == len(SUM_STEPS)
+    assert len({*kept}) == 1, "drawn once"
+    report = learned(table, said, "own.csv")
+    assert report["accuracy"] > 0.8
+    assert 0.99 * EPSILON < report["epsilon_spent"] <= EPSILON
+    books = ledger(table)
+    assert [each.outcome for each in books.entries.list("visits")] == ["released"]
+    assert books.projects.get("visits").ensemble.units == 500, "people, not rows"
+    assert not books.verifier.verify_project("visits").problems
 
 
 def test_two_questions_and_no_is_an_answer(
@@ -621,6 +659,7 @@ def test_labels_alone_are_offered_of_trained_teachers_while_the_cap_pays_for_the
         found = re.findall(r"^  terrine (.*project open .*)$", said, re.MULTILINE)
         return [shlex.split(line) for line in found]
 
+    monkeypatch.setattr(forecast, "_find_sum_project", lambda *_: None)
     monkeypatch.setattr(forecast, "has_less_noise", lambda *_, **__: False)
     confident, interactive = offered()
     assert confident[-5].startswith("confident_gnmax:threshold=")

@@ -33,7 +33,11 @@ from terrine_server.cli.options import Yes
 from terrine_server.errors import NotFound
 from terrine_server.ledger import Ledger, ProjectRecord
 from terrine_server.owner.operations import open_ledger
-from terrine_server.planning.first_project import DesignedProject, NeighbourProject
+from terrine_server.planning.first_project import (
+    DesignedProject,
+    NeighbourProject,
+    SumProject,
+)
 from terrine_server.privacy.parameters import check_epsilon
 from terrine_server.quickstart.choice import Choice, Membership, check_worth, choose
 from terrine_server.quickstart.dialogue import (
@@ -196,10 +200,10 @@ def quickstart(
 ) -> None:
     """Go from private records to a project that students can ask, with one command.
 
-    It proposes a schema, teachers or neighbours, noise and a cap, says what they protect and should
-    buy, and asks before it makes anything of the records and before the budget is fixed for good.
-    It stops, with --yes too, where simulated students are hardly better than chance, or not clearly
-    better than a model of your own labelled public rows. If interrupted, run it again.
+    It proposes a schema, sums, teachers or neighbours, noise and a cap, says what they protect and
+    should buy, and asks before it makes anything of the records and before the budget is fixed for
+    good. It stops, with --yes too, where simulated students are hardly better than chance, or not
+    clearly better than a model of your own labelled public rows. If interrupted, run it again.
 
     [bold]Examples[/bold]
 
@@ -371,6 +375,8 @@ def _show_commands(
     made: list[object] = ["ensemble", "train", private, "--teachers", first.teachers]
     if isinstance(first, NeighbourProject):
         made[3:] = ["--kind", f"neighbours:near={first.neighbours.near}"]
+    if isinstance(first, SumProject):
+        made[3:] = ["--kind", f"sums:epsilon={first.epsilon:g},delta={first.delta:g}"]
     made += ["--name", name, "--public", given.public]
     register: list[object] = ["ensemble", "register", name]
     if registered.population is not None:

@@ -6,10 +6,12 @@
     first.of_confident(spec, pass_rate=0.7)
     setting.of_neighbours(plan)
     setting.of_designed(cells=(43, 5, 2), schema_sha256=digest)
+    setting.of_sums(norm=1024, features=105, map_sha256=digest)
 
 Noisy counts for the whole public pool, from trained teachers or from neighbours: of all mechanisms,
 those whose student depends least on how far teachers agree (docs/results.md). Or labels alone,
-from teachers that mostly agree. Or noisy counts for rows that are designed from a schema.
+from teachers that mostly agree. Or noisy counts for rows that are designed from a schema. Or no
+counts at all, but sums of public features, once.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from terrine_server.privacy.parameters import (
     check_epsilon,
 )
 from terrine_server.privacy.quoting import Cap, cap, cap_order, quote, split_delta
-from terrine_server.privacy.releases import Histograms, Sums
+from terrine_server.privacy.releases import Histograms, Release, Sums
 
 # Noise with three digits: enough to choose from, and easy to type.
 SIGMAS = tuple(
@@ -426,6 +428,16 @@ class Setting:
         given = vars(self) | {"teachers": self.units, "sigma": plan.sigma}
         return NeighbourProject(**given, neighbours=plan).reserving()
 
+    def of_sums(self, *, norm: int, features: int, map_sha256: str) -> SumProject:
+        """Return a project that is told sums of so many features once, and nothing else.
+
+        Raises `ParameterError` likewise.
+        """
+        budget = self.epsilon, self.delta
+        release = plan_sums(norm, features, self.classes, map_sha256, *budget)
+        given = vars(self) | {"teachers": 1, "sigma": release.sigma}
+        return SumProject(**given, release=release).reserving()
+
     def of_designed(self, *, cells: Sequence[int], schema_sha256: str) -> DesignedProject:
         """Return a project of teachers that are asked rows designed from a schema, not public ones.
 
@@ -516,7 +528,7 @@ class FirstProject(Setting):
             first = replace(first, pass_rate=pass_rate)
         return first.reserving()
 
-    def _terms_with(self, release: Histograms | None) -> Terms:
+    def _terms_with(self, release: Release | None) -> Terms:
         return choose(
             self.mechanism,
             self.epsilon,
@@ -576,3 +588,44 @@ class DesignedProject(FirstProject):
         known = self.release
         release = plan_histograms(known.cells, known.schema_sha256, epsilon, self.delta)
         return replace(self, epsilon=epsilon, release=release).terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumProject(FirstProject):
+    """The same of sums of public features by class, with noise, of which a model is made."""
+
+    option: ClassVar[str] = "sums"
+    release: Sums
+    """What it begins with, and all that it costs."""
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """See `FirstProject`."""
+        return {"name": SumAnswers.name}
+
+    @property
+    def terms(self) -> Terms:
+        """See `FirstProject`."""
+        return self._terms_with(self.release)
+
+    def price(self, epsilon: float) -> Terms:
+        """See `FirstProject`. Its sums have another norm and noise then."""
+        known = self.release
+        given = plan_norm(epsilon, self.delta), known.features, known.classes, known.map_sha256
+        release = plan_sums(*given, epsilon, self.delta)
+        return replace(self, epsilon=epsilon, release=release).terms
+
+    @property
+    def votes(self) -> float:
+        """The length of the sums, in the unit of their noise, if all units are alike."""
+        return self.release.norm * self.units
+
+    @property
+    def fitted_noise(self) -> float:
+        """The same of few features that share a length of 1: each is as much smaller."""
+        return self.sigma / self.votes * math.sqrt(FITTED_FEATURES)
+
+    @property
+    def too_noisy(self) -> bool:
+        """See `FirstProject`."""
+        return self.fitted_noise * math.sqrt(FITTED_FEATURES) > MAX_FITTED_NOISE

@@ -70,8 +70,11 @@ def measure_own_labels(draws: Sequence[Draw]) -> OwnLabels:
 def _measure(predict: Predict, draw: Draw, one_in: int = 1) -> MeasuredStudent:
     sample, own = draw.sample, draw.own[: len(draw.own) // one_in]
     shares = predict(sample, own, sample.inputs[draw.tested])
-    scores = shares[:, 1] if len(sample.classes) == 2 else None
-    return MeasuredStudent(shares.argmax(axis=1), sample.labels[draw.tested], len(own), scores)
+    said, scores = shares.argmax(axis=1), None
+    if len(sample.classes) == 2:  # the second is said as often as it occurs
+        scores, second = shares[:, 1], sample.labels[own].mean()
+        said = (scores >= np.quantile(scores, 1 - second)).astype(np.int64)
+    return MeasuredStudent(said, sample.labels[draw.tested], len(own), scores)
 
 
 def _regress(

@@ -6,7 +6,7 @@ learns from that. It is tested on other records, which neither vote nor are aske
 is such that a share fitted to these rows has the noise that it would have, fitted to the whole
 pool. Where labels are all that is released, rows are asked again until the pool has no more rows,
 or the budget is spent. Of a table, rows that are designed from its schema and from margins of the
-stand-ins are asked, too.
+stand-ins are asked, too. Of sums, theirs have as much more noise as they are fewer than the units.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from scipy.stats import rankdata
 from terrine_models.data.arrays import Dataset, number_distinct_rows, row_digests
 from terrine_models.features.public import PublicData
 from terrine_models.students.answers import Answers
-from terrine_models.students.models import Task, Training
+from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose
+from terrine_models.students.sums import fit_sums
+from terrine_models.sums import ReleasedSums, SumMap, add_up
 from terrine_models.tables.designed import (
     DesignedPool,
     Margins,
@@ -36,7 +38,12 @@ from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.training import train_ensemble
-from terrine_server.planning.first_project import DesignedProject, FirstProject, NeighbourPlan
+from terrine_server.planning.first_project import (
+    DesignedProject,
+    FirstProject,
+    NeighbourPlan,
+    SumProject,
+)
 from terrine_server.planning.simulation import simulate
 from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours as Mechanism
@@ -55,6 +62,9 @@ MAX_TEACHERS = 400
 # students were as good as with all of them.
 MAX_LEARNED_ROWS = 2_000
 MAX_TESTED_ROWS = 3_000
+# Of rows of numbers that are added up, or whose sums are matched; of pictures and texts, whose
+# features take time, those above.
+MAX_ADDED_ROWS = 10_000
 # Balanced accuracy and, of two classes, AUC above that of guessing, below which little was learned.
 USELESS_GAIN = 0.1
 # Balanced accuracy, or AUC, by which students must be better than guesses for a project to be worth
@@ -409,9 +419,35 @@ class Draw:
         shares = labels * known[:, None] / np.maximum(1, labels.sum(axis=1))[:, None]
         return self.learn(Answers(shares[which], known[which]), poll.stand_ins)
 
+    def learn_sums(self, known: SumMap, first: SumProject, one_in: int = 1) -> MeasuredStudent:
+        """Return a student of the sums of the stand-ins, or of one in so many of them.
+
+        On the rows of whom they are: that so many more private units are alike, and others than
+        the public rows, about makes up for each other.
+        """
+        sample, random = self.sample, np.random.default_rng(self.seed)
+        plain = len(sample.spec.shape) == 1 and sample.spec.texts is None
+        asked = self.own[: MAX_ADDED_ROWS if plain else MAX_LEARNED_ROWS]
+        own = select_records(sample, asked[: max(1, len(asked) // one_in)])
+        if unit_count(own) > first.units:  # whose noise might be more than can be drawn
+            people = np.arange(len(own)) if own.groups is None else own.groups
+            own = select_records(own, np.flatnonzero(people < first.units))
+        units = unit_count(own)
+        sigma = max(MIN_SIGMA, first.sigma * units / first.units)
+        exact = add_up(
+            known(own.inputs), own.labels, own.groups, len(sample.classes), first.release.norm
+        )
+        noise = discrete_gaussian(sigma).sample(exact.shape, random.bytes)
+        released = ReleasedSums(known, exact + noise, sigma, units, sample.inputs[:1])
+        task = Task(sample.inputs[asked], sample.spec, sample.classes)
+        return self._measure(fit_sums(released, task), units)
+
     def learn(self, answers: Answers, stand_ins: int) -> MeasuredStudent:
         """Return what a plain student says of the rows that test it."""
         student = choose(self.task, answers, Training(method=PLAIN_METHOD)).student
+        return self._measure(student, stand_ins)
+
+    def _measure(self, student: Student, stand_ins: int) -> MeasuredStudent:
         tested = self.tested
         said = student.predict_indices(self.sample.inputs[tested])
         scores = None

@@ -30,10 +30,12 @@ from terrine_server.owner.operations import (
     register_ensemble,
 )
 from terrine_server.owner.sign_in import Tokens, load_token_key
+from terrine_server.owner.sums import SumSettings, make_sums
 from terrine_server.planning.first_project import (
     DesignedProject,
     FirstProject,
     NeighbourProject,
+    SumProject,
     label_mechanisms,
 )
 from terrine_server.privacy.mechanisms.noisy_votes import NoisyVotes
@@ -46,6 +48,8 @@ from terrine_server.settings import Settings
 
 # Of the token, for the owner's records.
 LABEL = "quickstart"
+# Kinds of ensembles of which no teacher is trained, by the project.
+UNTRAINED = {NeighbourProject: "neighbours", SumProject: "sums"}
 
 
 def open_first_project(
@@ -104,22 +108,33 @@ def _ask(question: str, owner: Owner) -> None:
 
 
 def _check_same(directory: Path, private: Dataset, first: FirstProject) -> None:
+    """Raise QuickstartError for an ensemble of other data, or one that begins with something else.
+
+    Of sums, the map is not compared: it is fitted anew, and may differ in its last digits.
+    """
     manifest = load_manifest(directory)
     have = manifest.teachers, manifest.units, manifest.input, manifest.classes
-    by_units = manifest.teacher.kind == "neighbours"
-    wanted = first.release.spec if isinstance(first, DesignedProject) else None
+    kind = manifest.teacher.kind
+    wanted = first.release.spec if isinstance(first, DesignedProject | SumProject) else None
     begins = None if manifest.release is None else manifest.release.model_dump(mode="json")
+    for each in (begins, wanted):
+        if each is not None:
+            each.pop("map_sha256", None)
     if begins is not None and wanted is not None and begins != wanted:
+        what = "sums" if kind == "sums" else "histograms"
         raise QuickstartError(
-            f"{directory} begins with other histograms: the schema or --epsilon is not the one "
+            f"{directory} begins with other {what}: the schema or --epsilon is not the one "
             "that it was made with. Change it back, or choose another --name."
         )
     same = have == (first.teachers, first.units, private.spec, private.classes)
-    if not same or by_units != isinstance(first, NeighbourProject) or begins != wanted:
+    if (
+        not same
+        or (kind if kind in UNTRAINED.values() else None) != UNTRAINED.get(type(first))
+        or begins != wanted
+    ):
         raise QuickstartError(
             f"{directory} holds {manifest.teachers:,} teachers of {manifest.units:,} other units, "
-            f"of the kind {manifest.teacher.kind}. Choose another --name, or give the data that "
-            "they were made of."
+            f"of the kind {kind}. Choose another --name, or give the data that they were made of."
         )
 
 
@@ -135,6 +150,12 @@ def _make_ensemble(
         near = NeighbourSettings(near=first.neighbours.near)
         with owner.console.status("Placing the records"):
             build(private, directory, name=name, public=public, settings=near, key=key)
+        return
+    if isinstance(first, SumProject) and public is not None:
+        _ask(f"Add the records up, with noise, in {directory}?", owner)
+        settings_of_sums = SumSettings(first.epsilon, first.delta)
+        with owner.console.status("Adding the records up"):
+            make_sums(private, public, directory, settings_of_sums, name=name, key=key)
         return
     _ask(f"Train {first.teachers:,} teachers in {directory}?", owner)
     pool = release = None

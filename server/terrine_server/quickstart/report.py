@@ -13,6 +13,7 @@ from terrine_server.planning.first_project import (
     DesignedProject,
     FirstProject,
     NeighbourProject,
+    SumProject,
     max_guess_accuracy,
 )
 from terrine_server.planning.forecast import Forecast, Option
@@ -63,6 +64,14 @@ def describe(
 def _describe_option(first: FirstProject, unit: str) -> str:
     """Say how the records are asked, which are those of so many `unit`, in the plural."""
     noise = f"Random noise (σ = {first.sigma:g}) is added to the number of votes of each class."
+    if isinstance(first, SumProject):
+        sums = first.release
+        return (
+            f"sums: {sums.features:,} public features of a record, each person's no longer than "
+            f"{sums.norm:,}, are added up once over the {unit} of each class, with noise "
+            f"(σ = {sums.sigma:g}). Nothing else of the records is kept, or told: a model "
+            "of the sums answers whatever is asked."
+        )
     if isinstance(first, NeighbourProject):
         return (
             f"neighbours: the {unit} most similar to the row that is asked about vote, some "
@@ -102,6 +111,8 @@ def _explain_choice(forecast: Forecast) -> str:
     if not others:
         return ""
     if forecast.students is None:
+        if isinstance(forecast.first, SumProject):
+            return f"Nothing could be tried out: it takes less time than {_join(others)}."
         return (
             f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
         )
@@ -110,6 +121,8 @@ def _explain_choice(forecast: Forecast) -> str:
         said.append(f"clearly better than those of {_join(worse)}")
     if alike := [each for each in others if not each.worse]:
         said.append(f"about as good as those of {_join(alike)}")
+        if isinstance(forecast.first, SumProject):
+            said.append("made in least time")
     measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
     return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
 
@@ -191,6 +204,8 @@ def describe_model(own: OwnLabels) -> str:
 
 def _certain_answers(first: FirstProject) -> str:
     """Say what a project buys, whatever teachers say."""
+    if isinstance(first, SumProject):
+        return "answers to any number of questions, all by the model of these sums"
     if isinstance(first, DesignedProject):
         return (
             f"noisy votes on {first.rows:,} rows that are designed from the schema, and published "
@@ -233,7 +248,7 @@ def list_options(forecast: Forecast, labelled: Dataset) -> list[dict[str, str]]:
 
 def name_option(first: FirstProject) -> str:
     """Name the option, with the number of teachers that are trained."""
-    if isinstance(first, NeighbourProject):
+    if isinstance(first, NeighbourProject | SumProject):
         return first.option
     return f"{first.option} ({first.teachers:,})"
 
