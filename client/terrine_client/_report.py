@@ -181,7 +181,7 @@ def write_card(
     """
     kind = "tabular" if len(model.input.shape) == 1 else "image"
     task = f"{kind}-classification"
-    title = project.title or project.name
+    title, of_sums = project.title or project.name, project.mechanism.free
     lines = [
         "---",
         "# license: yours to choose, such as cc-by-4.0",
@@ -198,7 +198,11 @@ def write_card(
         f"{'rows of a table' if kind == 'tabular' else 'pictures'}, a "
         f"{report.choice.chosen} student of the project `{project.name}`. It was trained by "
         f"Terrine {statement.versions['terrine']} on {report.public_inputs:,} public inputs and on "
-        "differentially private answers to them.",
+        + (
+            "noisy sums of private records."
+            if of_sums
+            else "differentially private answers to them."
+        ),
         "",
         "## What it is for",
         "",
@@ -218,9 +222,11 @@ def write_card(
         "",
         "## How people are protected",
         "",
-        "The model learned from public inputs, and from noisy answers to them that were paid for "
-        "from a privacy budget. It never saw a private record. Whatever is done with it tells no "
-        "more of what one of the people contributed than the guarantee allows.",
+        "The model learned from public inputs, and from "
+        + ("noisy sums of private records" if of_sums else "noisy answers to them")
+        + " that were paid for from a privacy budget. It never saw a private record. Whatever is "
+        "done with it tells no more of what one of the people contributed than the guarantee "
+        "allows.",
         "",
         statement.table(),
         "",
@@ -229,7 +235,7 @@ def write_card(
         "",
         "## Limits",
         "",
-        *_describe_limits(report, model),
+        *_describe_limits(report, model, of_sums),
         "",
         "## To use it",
         "",
@@ -307,8 +313,13 @@ def _describe_data(project: ProjectInfo) -> list[str]:
     ensemble = project.ensemble
     whose = "" if ensemble.population is None else f" of the population `{ensemble.population}`"
     lines = [
-        f"Its labels come from {ensemble.teachers:,} teachers or voters on private records, the "
-        f"ensemble `{ensemble.name}`{whose}. Who operates the service is the curator of these "
+        (
+            f"It follows from sums of private records, of {ensemble.protects}, the "
+            if project.mechanism.free
+            else f"Its labels come from {ensemble.teachers:,} teachers or voters on private "
+            "records, the "
+        )
+        + f"ensemble `{ensemble.name}`{whose}. Who operates the service is the curator of these "
         "records, and knows what they are; neither the project nor this model holds any of them."
     ]
     if ensemble.disjoint_by is not None:
@@ -339,9 +350,12 @@ def _describe_accuracy(report: Report) -> list[str]:
     return lines
 
 
-def _describe_limits(report: Report, model: StudentModel) -> list[str]:
+def _describe_limits(report: Report, model: StudentModel, of_sums: bool) -> list[str]:
     limits = [
-        "It learned from noisy answers: where the private records disagree or are few, it guesses.",
+        "It learned from noisy sums of features: what these do not tell of a class, it guesses."
+        if of_sums
+        else "It learned from noisy answers: where the private records disagree or are few, it "
+        "guesses.",
         "It is as good as the public inputs are like those that it is used on.",
         "What is true of the people as a group, it may tell: differential privacy hides what one "
         "of them contributes, not what all have in common.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,8 @@ from terrine_tables.columns import index_classes
 if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
     from terrine_models.students.models import Student, Task, Training
-    from terrine_models.students.selection import TrainedStudent
+    from terrine_models.students.selection import Choice, TrainedStudent
+    from terrine_models.sums import ReleasedSums
     from terrine_models.tables.designed import DesignedPool
 
 
@@ -78,6 +79,8 @@ QUERIES_PER_SAVE = 128
 # least sure of. Of all inputs, they would be near copies of each other.
 CANDIDATES_PER_QUERY = 4
 REPORT_FILE = "report.json"
+# What a student of released sums asks.
+NOTHING = "nothing"
 # With a larger share of the labels in one class there is a warning.
 MAX_CLASS_SHARE = 0.9
 
@@ -96,8 +99,18 @@ class Distilled:
     outcomes: npt.NDArray[np.str_]
     """[N], the outcome of each; empty where it was not sent, or was refused."""
     report: Report
-    answers: Answers
-    """What it learned from, to train another student: these labels, or noisy counts."""
+    learned: Answers | None
+    """`answers`; None of released sums."""
+
+    @property
+    def answers(self) -> Answers:
+        """What it learned from, to train another student: these labels, or noisy counts.
+
+        Raises DistillError for a student of released sums: `fetch_sums` has these.
+        """
+        if self.learned is None:
+            raise DistillError("This student learned from released sums, not from answers.")
+        return self.learned
 
     def __repr__(self) -> str:
         return f"<Distilled {self.report.choice.chosen} student: {self.report!r}>"
@@ -105,7 +118,7 @@ class Distilled:
 
 def distill(
     client: Client,
-    public: Array,
+    public: Array | None,
     out: Path,
     *,
     held_out: Examples | None = None,
@@ -118,6 +131,8 @@ def distill(
 ) -> Distilled:
     """Buy labels of `public` [N, …] in rounds and train a student into the directory `out`.
 
+    public: the student's own inputs, without labels. A project of sums needs none: then its student
+        is made on the public rows that come with them (`Client.sums`).
     held_out: the student's own labelled data (`Examples`), to measure its accuracy; never trained
         on.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
@@ -135,18 +150,31 @@ def distill(
     Answers that the project has paid for are fetched first, free, once its budget is spent: so to
     train again, in another way or with another threshold, costs nothing.
 
+    In a project of sums nothing is asked, and nothing charged: the student is one that has the
+    released sums on the public inputs, whosever these are (`terrine_models.students.sums`). It has
+    no rounds.
+
     After an interruption or a failure, the same call continues where it stopped: answers are saved
     in `answers.npz`, and the server repeats those that were paid for but not saved, at no cost.
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
-    from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE, Training
+    from terrine_models.students.models import Training
     from terrine_models.students.selection import asking_order, choose
 
     training = training or Training()
     if rounds < 1 or (queries is not None and queries < 1):
         raise DistillError("Rounds and queries must be at least 1.")
     project = client.project()
+    if project.mechanism.free:
+        if queries is not None:
+            raise DistillError(
+                f"In the project {project.name} nothing is asked, so there are no queries to "
+                "limit: its students follow from the sums that it released."
+            )
+        return _learn_from_sums(client, project, public, out, held_out, training, seed, tell)
+    if public is None:
+        raise DistillError(f"The project {project.name} needs public inputs to ask about.")
     measured = check_data(public, project, held_out)
     task = make_task(public, project, seed, designed)
     check_training(training, task)
@@ -190,14 +218,34 @@ def distill(
     assert made is not None  # noqa: S101 - the last round trained on what was bought
     for line in format_choice(made.choice):
         tell(line)
-    student = made.student.with_model(image=project.ensemble.image)
-    student.save(out)
     warnings = (distillation.warn_if_one_sided(), distillation.warn_if_below_majority(made.student))
     notes = [note for note in warnings if note is not None]
     report = distillation.make_report(history, refused, ended, notes, made)
+    student = _save(client, project, out, made.student, report, tell)
+    return Distilled(
+        student,
+        answer_file.labels,
+        answer_file.outcomes,
+        report,
+        distillation.answers,
+    )
+
+
+def _save(
+    client: Client,
+    project: ProjectInfo,
+    out: Path,
+    made: Student,
+    report: Report,
+    tell: Callable[[str], None],
+) -> Student:
+    """Save a student with its report and its papers, and return it as it was saved."""
+    from terrine_models.students.models import MODEL_FILE, WEIGHTS_FILE
+
+    student = made.with_model(image=project.ensemble.image)
+    student.save(out)
     (out / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
-    files = (MODEL_FILE, WEIGHTS_FILE, REPORT_FILE)
-    statement = write_privacy(client, project, out, files)
+    statement = write_privacy(client, project, out, (MODEL_FILE, WEIGHTS_FILE, REPORT_FILE))
     card = write_card(report, project, statement, student.model)
     write_atomically(out / CARD_FILE, card.encode())
     if not draw(report, out / "accuracy.png"):
@@ -205,12 +253,107 @@ def distill(
             "There is no accuracy.png: matplotlib is not installed. In a checkout: pip install "
             "'.[student]'"
         )
-    return Distilled(
-        student,
-        answer_file.labels,
-        answer_file.outcomes,
-        report,
-        distillation.answers,
+    return student
+
+
+def _learn_from_sums(
+    client: Client,
+    project: ProjectInfo,
+    public: Array | None,
+    out: Path,
+    held_out: Examples | None,
+    training: Training,
+    seed: int,
+    tell: Callable[[str], None],
+) -> Distilled:
+    """Make a student of what a project of sums released. Nothing is asked; see `distill`."""
+    released = fetch_sums(client, project)
+    x = released.natural if public is None else public
+    measured = check_data(x, project, held_out)
+    if public is None:
+        tell(f"Training on {len(x):,} public rows that came with the sums …")
+    student, choice = train_on_sums(released, make_task(x, project, seed), training)
+    accuracy = None if measured is None else _share_right(student, *measured)
+    budget = client.budget()
+    report = Report(
+        project=project.name,
+        mechanism=project.mechanism.model_dump(mode="json", exclude_none=True),
+        protects=budget.protects,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        epsilon_spent=budget.epsilon_spent,
+        charges=budget.charges,
+        classes=list(project.ensemble.classes),
+        public_inputs=len(x),
+        outcomes={},
+        reinforced=None,
+        asking=NOTHING,
+        refused=False,
+        ended="Nothing was asked.",
+        queries_left=0,
+        rounds=[Round(0, {}, budget.charges, budget.epsilon_spent, accuracy)],
+        held_out=0 if measured is None else len(measured[0]),
+        accuracy=accuracy,
+        plain=None,
+        majority=None if measured is None else _share_of_largest(measured[1]),
+        by_class=[] if measured is None else _class_metrics(student, *measured),
+        notes=[],
+        training=asdict(training),
+        choice=choice,
+        spending=[(budget.charges, budget.epsilon_spent)],
+    )
+    note = None
+    if measured is not None:
+        note = _warn_if_below_majority(student, measured, training)
+    report = replace(report, notes=[] if note is None else [note])
+    student = _save(client, project, out, student, report, tell)
+    nothing = np.full(len(x), -1), np.full(len(x), "", dtype=np.str_)
+    return Distilled(student, *nothing, report, None)
+
+
+def fetch_sums(client: Client, project: ProjectInfo) -> ReleasedSums:
+    """Return what a project of sums released. Raises DistillError for other sums than its terms
+    say."""
+    from terrine_models.data.arrays import DataError, InputSpec
+    from terrine_models.sums import ReleasedSums
+
+    facts = project.ensemble
+    try:
+        found = ReleasedSums.of_bytes(client.sums())
+    except DataError as error:
+        raise DistillError(f"What {project.name} released cannot be used: {error}") from None
+    inputs = InputSpec.model_validate(facts.input.model_dump())
+    if (found.release, found.units, found.map.features.inputs) != (
+        facts.release,
+        facts.units,
+        inputs,
+    ):
+        raise DistillError(
+            f"The server sent other sums than the project {project.name} says that it released."
+        )
+    return found
+
+
+def train_on_sums(released: ReleasedSums, task: Task, training: Training) -> tuple[Student, Choice]:
+    """Return the student of released sums, and why there is no choice. Raises DistillError."""
+    from terrine_models.students.selection import Choice
+    from terrine_models.students.sums import fit_sums
+
+    if training.method != "auto":
+        raise DistillError(
+            f"{training.method} learns from answers, and a project of sums has none: its students "
+            "follow from the sums. Use auto."
+        )
+    student = fit_sums(released, task, training.threshold)
+    return student, Choice(
+        asked=training.method,
+        chosen="sums",
+        why="It follows from the sums that the project released when it was opened.",
+        judged=(),
+        answers=0,
+        folds=0,
+        noisy=True,
+        threshold=student.model.threshold,
     )
 
 
@@ -345,7 +488,7 @@ class Distillation:
         """Return everything that `report.json` holds."""
         budget = self.client.budget()
         outcomes = Counter(self.answer_file.outcomes[self.answer_file.asked].tolist())
-        figures = [] if self.held_out is None else self._class_metrics(made.student, *self.held_out)
+        figures = [] if self.held_out is None else _class_metrics(made.student, *self.held_out)
         return Report(
             project=self.project.name,
             mechanism=self.project.mechanism.model_dump(mode="json", exclude_none=True),
@@ -398,34 +541,39 @@ class Distillation:
         """Return a warning if always predicting the largest class beats the student."""
         if self.held_out is None:
             return None
-        accuracy = _share_right(student, *self.held_out)
-        majority = _share_of_largest(self.held_out[1])
-        if accuracy >= majority:
-            return None
-        said = (
-            f"Always predicting the largest class would be right on {majority:.2%} of the held-out "
-            f"inputs; the student is right on {accuracy:.2%}. It finds more of the rarer classes, "
-            "or learned little: the accuracy by class shows which."
-        )
-        if len(self.task.classes) > 2 or self.training.threshold == "accuracy":
-            return said
-        return (
-            f"{said} The probability from which the second class is predicted decides that "
-            f"(--threshold {self.training.threshold}); --threshold accuracy predicts the likelier "
-            "class."
-        )
+        return _warn_if_below_majority(student, self.held_out, self.training)
 
-    def _class_metrics(self, student: Student, x: Array, truth: Ints) -> list[ClassMetrics]:
-        predicted = student.predict_indices(x)
-        return [
-            ClassMetrics(
-                name=name,
-                inputs=int((truth == k).sum()),
-                recall=_mean_or_none(predicted[truth == k] == k),
-                precision=_mean_or_none(truth[predicted == k] == k),
-            )
-            for k, name in enumerate(self.task.classes)
-        ]
+
+def _warn_if_below_majority(
+    student: Student, held_out: tuple[Array, Ints], training: Training
+) -> str | None:
+    accuracy, majority = _share_right(student, *held_out), _share_of_largest(held_out[1])
+    if accuracy >= majority:
+        return None
+    said = (
+        f"Always predicting the largest class would be right on {majority:.2%} of the held-out "
+        f"inputs; the student is right on {accuracy:.2%}. It finds more of the rarer classes, "
+        "or learned little: the accuracy by class shows which."
+    )
+    if len(student.model.classes) > 2 or training.threshold == "accuracy":
+        return said
+    return (
+        f"{said} The probability from which the second class is predicted decides that "
+        f"(--threshold {training.threshold}); --threshold accuracy predicts the likelier class."
+    )
+
+
+def _class_metrics(student: Student, x: Array, truth: Ints) -> list[ClassMetrics]:
+    predicted = student.predict_indices(x)
+    return [
+        ClassMetrics(
+            name=name,
+            inputs=int((truth == k).sum()),
+            recall=_mean_or_none(predicted[truth == k] == k),
+            precision=_mean_or_none(truth[predicted == k] == k),
+        )
+        for k, name in enumerate(student.model.classes)
+    ]
 
 
 def make_answers(

@@ -19,7 +19,13 @@ import numpy.typing as npt
 
 from terrine_client._labels import NO_COUNT, Labels, as_array
 from terrine_client.client import Client
-from terrine_client.distill import first_probabilities, make_answers, make_task
+from terrine_client.distill import (
+    fetch_sums,
+    first_probabilities,
+    make_answers,
+    make_task,
+    train_on_sums,
+)
 from terrine_tables.columns import index_classes
 
 try:
@@ -33,6 +39,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from terrine_models.students.calibration import Threshold
+    from terrine_models.sums import ReleasedSums
     from terrine_protocol import ProjectInfo
 
 Array = npt.NDArray[Any]
@@ -50,6 +57,8 @@ class BoughtAnswers:
     rows: npt.NDArray[np.int64]
     labels: Labels
     digests: list[bytes]
+    released: ReleasedSums | None = None
+    """Of a project of sums: what its students follow from, beside whatever was asked."""
 
     def __repr__(self) -> str:
         return f"<BoughtAnswers of {self.project.name}: {self.labels!r}>"
@@ -106,7 +115,8 @@ def buy(
     rows = asking_order(x, project.ensemble.input, random_state)[:queries]
     probabilities = first_probabilities(project, len(rows))
     labels = client.label(x[rows], probabilities, progress=progress)
-    return BoughtAnswers(project=project, rows=rows, labels=labels, digests=_digest_rows(x[rows]))
+    released = fetch_sums(client, project) if project.mechanism.free else None
+    return BoughtAnswers(project, rows, labels, _digest_rows(x[rows]), released)
 
 
 class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -160,17 +170,21 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         training = Training(method=self.method, threshold=self.threshold)
         x = _to_input_dtype(self._inputs(X, project, reset=True), project)
         self.labels_, counts = self.bought.labels_of(x)
+        self.classes_ = np.array(project.ensemble.classes, dtype=np.str_)
+        self._project = project
+        task = make_task(x, project, seed=self.random_state)
+        if self.bought.released is not None:
+            found = train_on_sums(self.bought.released, task, training)
+            self.student_, self.choice_ = found
+            return self
         if not (self.labels_ >= 0).any():
             raise ValueError(
                 f"None of the {len(x)} inputs of X was bought and answered: fit on the pool that "
                 "`buy` was given, or on a part of it."
             )
-        self.classes_ = np.array(project.ensemble.classes, dtype=np.str_)
-        task = make_task(x, project, seed=self.random_state)
         answers = make_answers(project, self.labels_, counts, self.bought.labels.noise_sigma)
         made = choose(task, answers, training)
         self.student_, self.choice_ = made.student, made.choice
-        self._project = project
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803

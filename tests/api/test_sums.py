@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +15,23 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.numpy
 
 from support.clients import Caller, slug
 from support.data import KEY, DigitsEnsemble, digits_of_people, names_of
-from support.processes import at_once, seed_noise
+from support.processes import Terrine, at_once, in_processes, killed_at, seed_noise
 from support.servers import RunningServer, running_server
-from support.wording import refuses
+from support.wording import holds, refuses
+from terrine_addons.onnx.students import export
 from terrine_client import Client
+from terrine_client.distill import DistillError, distill, verify_papers
+from terrine_client.estimator import TerrineClassifier, buy
 from terrine_models.data.arrays import DataError
 from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import StoreError
+from terrine_models.students.models import Student, Training
 from terrine_models.sums import ReleasedSums, SumMap
 from terrine_models.teachers.ensemble import Ensemble, load
 from terrine_models.teachers.people import name_digests
@@ -36,12 +44,23 @@ from terrine_server.owner import editions
 from terrine_server.owner.operations import register_ensemble
 from terrine_server.owner.sums import SumSettings, make_sums
 from terrine_server.privacy import ParameterError
+from terrine_server.settings import Settings
 
 EPSILON, DELTA = 4.0, 1e-5
 PEOPLE = 1200
 SETTINGS = SumSettings(epsilon=EPSILON, delta=DELTA)
 SPEC = {"name": "sums"}
 MODEL = "teachers-00000.safetensors"
+SCHEMA = json.dumps(
+    {
+        "columns": [
+            {"name": "patient", "role": "group"},
+            {"name": "dose", "role": "numeric", "low": 0, "high": 10},
+            {"name": "ward", "role": "categorical", "values": ["A", "B"]},
+            {"name": "ill", "role": "label", "values": ["no", "yes"]},
+        ]
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +296,116 @@ def test_files_that_are_no_sums_are_refused(
     (out / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StoreError):
         load(out, device="cpu")
+
+
+def test_students_follow_from_what_was_released_with_any_public_rows(
+    server: RunningServer, built: DigitsEnsemble, tmp_path: Path
+) -> None:
+    held_out = built.unseen, np.array(built.manifest.classes)[built.unseen_labels]
+    head = server.ledger.projects.get("study").head
+    made = {}
+    with Client(server.url, server.token()) as client:
+        for name, rows in (("without", None), ("own", built.public[:300])):
+            made[name] = distill(client, rows, tmp_path / name, held_out=held_out)
+            again = distill(client, rows, tmp_path / f"{name}-again", held_out=held_out)
+            found = Student.load(tmp_path / f"{name}-again")
+            assert np.array_equal(
+                found.predict(built.unseen), made[name].student.predict(built.unseen)
+            )
+            assert (again.labels == -1).all()
+            report = verify_papers(client, tmp_path / name)
+            assert report.log is not None
+            assert list(report.problems) == report.log.problems  # nothing is signed yet
+            stated = report.statement
+            assert (stated.epsilon, stated.delta, stated.charges) == (EPSILON, DELTA, 1)
+            assert (stated.release, stated.receipts) == (client.project().ensemble.release, 0)
+            assert f"ε = {EPSILON:g}" in (tmp_path / name / "README.md").read_text()
+        for training, queries, held in ((Training("ridge"), None, "ridge"), (None, 5, "study")):
+            with refuses(DistillError, held):
+                distill(client, None, tmp_path / "no", training=training, queries=queries)
+        with refuses(DistillError, "[5, 3]"):
+            distill(client, np.zeros((5, 3), np.uint8), tmp_path / "no")
+        bought = buy(client, built.public[:100])
+        classifier = TerrineClassifier(bought).fit(built.public[:300].reshape(300, 8, 8))
+        assert classifier.choice_.chosen == "sums"
+        assert classifier.score(built.unseen, held_out[1]) > 0.75
+    assert not (tmp_path / "no").exists()
+    for each in made.values():
+        assert (each.report.outcomes, each.report.choice.chosen) == ({}, "sums")
+        assert each.report.accuracy is not None
+        assert each.report.accuracy > 0.75
+        assert each.report.majority is not None
+    assert server.ledger.projects.get("study").head == head
+    written = tmp_path / "student.onnx"
+    export(tmp_path / "without", written)
+    assert written.stat().st_size > 0
+
+
+def test_an_owner_adds_up_a_table_and_a_student_learns_it(
+    terrine: Terrine, tmp_path: Path, database_url: str
+) -> None:
+    """People have several rows; the pool has none of their columns but the features."""
+    place = {"TERRINE_DATABASE_URL": database_url}
+    random = np.random.default_rng(5)
+    tables = {"private": 1500, "pool": 400, "own": 300}
+    for name, rows in tables.items():
+        dose, ward = random.uniform(0, 10, rows), random.choice(["A", "B"], rows)
+        ill = np.where(dose + 3 * (ward == "A") + random.normal(0, 0.5, rows) > 7, "yes", "no")
+        table = pd.DataFrame({"dose": dose, "ward": ward})
+        if name != "pool":
+            table["ill"] = ill
+        if name == "private":
+            table.insert(0, "patient", [f"p{number // 3}" for number in range(rows)])
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    files = {name: tmp_path / f"{name}.csv" for name in tables}
+    terrine("init", **place)
+    train = ("ensemble", "train", files["private"], "--name", "wards")
+    public = ("--public", files["pool"], "--schema", tmp_path / "schema.json")
+    for kind, more, held in (
+        ("sums", public, ("--kind", "epsilon")),
+        ("sums:epsilon=3", public[2:], ("--public",)),
+        ("sums:epsilon=3", (*public, "--teachers", 5), ("--teachers",)),
+        ("sums:epsilon=0.00001", public, ("ε",)),
+    ):
+        refused = terrine(*train, "--kind", kind, *more, **place)
+        assert refused.code == 1
+        holds(refused.err, *held)
+    adding = [*train, "--kind", "sums:epsilon=3", *public]
+    for function in ("add_up_records", "save_manifest"):
+        killed = ("terrine_models.teachers.sums", function), True, [*map(str, adding)]
+        own = {**os.environ, **place, "TERRINE_DATA_DIR": str(tmp_path / "data")}
+        [process] = in_processes(killed_at, (tmp_path, *killed, own, str(tmp_path / "log")))
+        assert process.exitcode == -signal.SIGKILL
+        assert [each.name[0] for each in (tmp_path / "data" / "ensembles").iterdir()] in ([], ["."])
+    said = terrine(*adding, **place).fine
+    holds(said, "people", 500)
+    budget = ("--epsilon", 3, "--delta", "1e-4")
+    words = next(line.split() for line in said.splitlines() if " register " in line)
+    assert terrine(*words[words.index("terrine") + 1 :], **place).code == 0  # as it was told to
+    holds(terrine("ensemble", "show", "wards", "--verify", **place).fine, "released")
+    opening = ("project", "open", "study", "--ensemble", "wards", "--mechanism", "sums")
+    holds(terrine(*opening, *budget, **place).fine, "free")
+    holds(terrine("ensemble", "add", "wards", files["private"], **place).refused, "wards", "sums")
+    settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
+    made = terrine("token", "create", "--role", "student", "--project", "study", **place)
+    [token] = re.findall(r"terrine_\w+", made.out)
+    with serving(settings) as url:
+        student = {**place, "TERRINE_URL": url, "TERRINE_TOKEN": token}
+        holds(terrine("student", "budget", **student).fine, "free")
+        learn = ("student", "train", "--held-out", files["own"], "--out", tmp_path / "student")
+        holds(terrine(*learn, "--dry-run", **student).fine, "free")
+        terrine(*learn, **student)
+        with_own = ("student", "train", files["pool"], "--out", tmp_path / "own")
+        holds(terrine(*with_own, **student).fine, "sums")
+        labels = tmp_path / "labels.csv"
+        terrine("student", "label", files["own"], "--out", labels, **student)
+    own = pd.read_csv(files["own"])
+    assert (pd.read_csv(labels)["label"] == own["ill"]).mean() > 0.85
+    for name in ("student", "own"):
+        said_by = Student.load(tmp_path / name).predict_frame(own).names
+        assert (said_by == own["ill"]).mean() > 0.85
+    assert terrine("doctor", **place).code == 0
+    backup = tmp_path / "backup"
+    terrine("backup", backup, **place)
+    assert (backup / "ensembles" / "wards" / "sums.npz").read_bytes()

@@ -69,6 +69,8 @@ MAX_SHOWN_COLUMNS = 200
 PARTITION_SEED = 0
 TRAINING_PLACES = (HERE, *added_names("trainers"))
 MAX_LISTED_CLASSES = 5
+# Times the δ of a project of sums: of a cap that has room for one.
+CAP_DELTA_FACTOR = 1.2
 # Of the teachers, that may lack a class.
 MAX_LACKING_SHARE = 0.2
 
@@ -207,8 +209,12 @@ def train(
     if isinstance(config, NeighbourSettings):
         say(f"How long people vote, by public rows: terrine plan neighbours --ensemble {name}")
     if isinstance(config, SumSettings):
-        of = f"--epsilon {config.epsilon:g} --delta {config.paid_delta(manifest.units):g}"
-        say(f"Next: terrine ensemble register {name} {of}")
+        delta = config.paid_delta(manifest.units)
+        of = f"--epsilon {config.epsilon:g} --delta {delta:g}"
+        # In Gaussian DP a release takes of a cap just what it costs. A tenth of a cap's δ is for
+        # what queries add.
+        whole = f"--epsilon {config.epsilon:g} --delta {CAP_DELTA_FACTOR * delta:g} --rule gdp"
+        say(f"Next: terrine ensemble register {name} {whole}")
         say(f"Then: terrine project open NAME --ensemble {name} --mechanism sums {of}")
         return
     say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")

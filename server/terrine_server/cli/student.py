@@ -16,11 +16,21 @@ from rich.table import Table
 from terrine_client import NO_COUNT, Client, Labels
 from terrine_client._privacy import CARD_FILE, restate_file, verify_papers
 from terrine_client._report import describe_cut, find_interval, format_metrics, replace_cut
-from terrine_client.distill import Examples, Report, check_data, check_training, distill, make_task
+from terrine_client.distill import (
+    NOTHING,
+    Examples,
+    Report,
+    check_data,
+    check_training,
+    distill,
+    fetch_sums,
+    make_task,
+    train_on_sums,
+)
 from terrine_models.data.images import list_images
 from terrine_models.formats import Inputs, format_of
 from terrine_models.tables.designed import DesignedPool
-from terrine_protocol import Outcome
+from terrine_protocol import Outcome, ProjectInfo
 from terrine_protocol.base import quantity
 from terrine_protocol.files import open_regular_file, read, replacing, write_atomically
 from terrine_server.cli.console import (
@@ -240,7 +250,8 @@ def train(
         Path | None,
         typer.Argument(
             metavar="PUBLIC",
-            help=f"{PUBLIC_HELP} Without it, what the owner designed to be asked.",
+            help=f"{PUBLIC_HELP} Without it, what the owner designed to be asked, or in a project "
+            "of sums the public rows that come with them.",
         ),
     ] = None,
     out: Annotated[
@@ -289,7 +300,8 @@ def train(
     """Buy labels in rounds and train a student, until the budget is spent or all inputs are sent.
 
     After an interruption the same command continues where it stopped; nothing is paid twice. Once
-    the budget is spent, another --out has the same answers, free: to train in another way.
+    the budget is spent, another --out has the same answers, free: to train in another way. In a
+    project of sums nothing is asked: its student follows from what was released at first.
 
     [bold]Examples[/bold]
 
@@ -311,7 +323,7 @@ def train(
         elif client.project().ensemble.designed:
             designed = DesignedPool.of_bytes(client.pool())
             inputs = designed.rows
-        else:
+        elif not client.project().mechanism.free:
             fail("Name your own public inputs: nothing was designed to be asked of this project.")
         if held_out is not None:
             like = client.project().ensemble
@@ -444,14 +456,16 @@ def calibrate(
 def summarize(report: Report, out: Path) -> Table:
     """Return a table of what was bought and the result."""
     found, choice, drawn = report.choice.figures, report.choice, out / "accuracy.png"
+    asks = report.asking != NOTHING
     asked, exhausted = sum(report.outcomes.values()), report.outcomes.get("exhausted")
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
     accuracy = "not known: answers are not the truth. Labelled inputs of your own tell: --held-out"
     if report.accuracy is not None:
         accuracy = (
             f"{report.accuracy:.2%}, within {_interval(report.accuracy, report.held_out)} at 95 %, "
-            f"of {report.held_out:,} held-out inputs; of the plain student {report.plain:.2%}; "
-            f"always to say their largest class: {report.majority:.2%}"
+            f"of {report.held_out:,} held-out inputs; "
+            + ("" if report.plain is None else f"of the plain student {report.plain:.2%}; ")
+            + f"always to say their largest class: {report.majority:.2%}"
         )
     others = ", of other inputs: to ask these again is free" * (asked >= report.public_inputs)
     return tabulate(
@@ -462,14 +476,18 @@ def summarize(report: Report, out: Path) -> Table:
             "ε spent": f"{report.epsilon_spent:.4g} of {report.epsilon:g}, δ {report.delta:g}"
             f"{explain_spending(str(report.mechanism['name']))}",
             "method": f"{choice.chosen} ({choice.asked} was asked for)",
-            "queries": f"{asked:,}: {outcomes}",
+            "queries": f"{asked:,}: {outcomes}"
+            if asks
+            else f"none: it follows from released sums, and {report.public_inputs:,} public inputs",
             "exhausted": exhausted
             and f"{exhausted:,} inputs with exhausted accounts alone near them: free, and left out "
             "of training",
             "reinforced": None
             if report.reinforced is None
             else f"{report.reinforced:.1%} of the labels: the student was right",
-            "ended by": "the budget" if report.refused else f"the student. {report.ended}",
+            "ended by": ("the budget" if report.refused else f"the student. {report.ended}")
+            if asks
+            else None,
             "left": f"budget for at least {report.queries_left:,} more queries{others}"
             if report.queries_left
             else None,
@@ -513,13 +531,17 @@ def tabulate_classes(report: Report) -> Table:
 
 def _estimate(
     client: Client,
-    inputs: Inputs,
+    inputs: Inputs | None,
     examples: Examples | None,
     queries: int | None,
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost."""
     project = client.project()
+    if project.mechanism.free:
+        return _estimate_free(client, project, inputs, examples, training)
+    if inputs is None:
+        fail("Name your own public inputs: nothing was designed to be asked of this project.")
     check_data(inputs, project, examples)
     check_training(training, make_task(inputs, project))
     wanted = min(len(inputs), queries or len(inputs))
@@ -534,6 +556,31 @@ def _estimate(
             "ε spent": f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
             f"{explain_spending(str(project.mechanism.name))}",
             "queries": f"{fits} fit the budget, whatever the answers",
+            "": "Nothing was sent and nothing was charged.",
+        }
+    )
+
+
+def _estimate_free(
+    client: Client,
+    project: ProjectInfo,
+    inputs: Inputs | None,
+    examples: Examples | None,
+    training: Training,
+) -> Table:
+    """The same of a project of sums."""
+    released = fetch_sums(client, project)
+    x = released.natural if inputs is None else inputs
+    check_data(x, project, examples)
+    train_on_sums(released, make_task(x, project), training)
+    left = client.budget()
+    return tabulate(
+        {
+            "project": f"{project.name} ({project.status}), {project.mechanism.name}",
+            "inputs": f"{len(x):,} public inputs, of which none is asked",
+            "held out": examples and f"{len(examples[0]):,} labelled inputs",
+            "ε spent": f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}",
+            "queries": ALL_FREE,
             "": "Nothing was sent and nothing was charged.",
         }
     )
