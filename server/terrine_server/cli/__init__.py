@@ -58,7 +58,7 @@ COMMANDS: Commands = {
     "ensemble": ("", "Make, show, verify and register ensembles."),
     "ensemble train": (
         f"{HERE}.ensemble:train",
-        "Make an ensemble: train teachers on disjoint parts of private data, or place neighbours.",
+        "Make an ensemble: train teachers on parts of private data, place neighbours, or add up.",
     ),
     "ensemble add": (
         f"{HERE}.ensemble:add",
