@@ -13,6 +13,9 @@ written:
                                [--methods NAME,…] [--results docs/board.jsonl]
     python benchmarks/board.py --page        # write the page of the results again
 
+With --in-process, the product is not run by its commands: the functions behind them make sums and
+a student of them, whatever quickstart would choose, in seconds; the page has a row of its own.
+
 Each of the others that protects adding or removing a row is run twice: with ε and δ spent in its
 own sense, and with what gives ε and δ in ours, which is replacing all that one person gave, as the
 page explains. Where people have several rows, it gets one of each person in our sense.
@@ -47,12 +50,15 @@ from sklearn.model_selection import StratifiedKFold
 
 from commands import Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
+from sums import release
 from terrine_experiments.page import table
 from terrine_experiments.pictures import Curve, Panel, draw_panels
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.fitting import public_features
 from terrine_models.features.maps import FeatureMap
 from terrine_models.features.public import PublicData
+from terrine_models.students.models import Task
+from terrine_models.students.sums import fit_sums
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
 from terrine_protocol.schema import FEATURE_ROLES, TableSchema
@@ -73,12 +79,16 @@ SHOWN = 0.35
 """Below the best: what is drawn of AUC or accuracy."""
 PRODUCT = "terrine"
 PRODUCT_LABELS = "terrine-labels"
+PRODUCT_SUMS = "terrine-sums"
+COMMANDS = (PRODUCT, PRODUCT_LABELS)
 PRODUCTS = {
-    PRODUCT: "**Terrine, without the pool's labels**",
-    PRODUCT_LABELS: "**Terrine, with the pool's labels**",
+    PRODUCT_SUMS: "**Terrine, sums, by functions**",
+    PRODUCT: "**Terrine, quickstart, without the pool's labels**",
+    PRODUCT_LABELS: "**Terrine, quickstart, with the pool's labels**",
 }
 PUBLIC_ALONE = "public labels alone"
 NO_PRIVACY = "without privacy"
+LARGEST = "the largest class"
 NO_EPSILON = math.inf
 BEGIN, END = "<!-- begin results -->", "<!-- end results -->"
 Kind = Literal["table", "pictures", "texts"]
@@ -278,7 +288,7 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
     opened = open_project(made.files.private, *asked, data=f"data-{epsilon:g}", anyway=True)
     common: Found = {"spent": (epsilon, made.delta)}
     if isinstance(opened, Refused):
-        return [{**common, "failed": f"declined: {opened.said}"}] * len(PRODUCTS)
+        return [{**common, "failed": f"declined: {opened.said}"}] * len(COMMANDS)
     common["declined"] = opened.declined
     way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
     common["settings"] = " ".join(way.split()[2:]).partition(":")[0]
@@ -291,6 +301,20 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
         said = opened.predict(made.files.tested, made.private.classes)
         found.append({**score(said, made.tested.labels), **common, "seconds": spent})
     return found
+
+
+def run_sums(made: Deal, epsilon: float, seed: int) -> Sequence[Found]:
+    """Do by functions what the commands do of sums: release them, fit a student, and judge it."""
+    private, tested, began = made.private, made.tested, time.process_time()
+    task = Task(made.public.inputs, private.spec, private.classes, private.encoding)
+    student = fit_sums(release(private, made.public, epsilon, seed), task)
+    seconds = time.process_time() - began
+    second = None
+    if len(private.classes) == 2:
+        second = student.probabilities(tested.inputs)[:, 1]
+    found = score(Predicted(student.predict_indices(tested.inputs), second), tested.labels)
+    common = {"spent": (epsilon, made.delta), "settings": "sums"}
+    return [{**found, **common, "seconds": seconds}]
 
 
 def _children_seconds() -> float:
@@ -338,10 +362,13 @@ def run_peer(
 
 
 def run_plain(name: str, made: Deal, seed: int) -> Found:
-    """Judge a model without privacy, of the private rows or of the pool's labels.
+    """Judge the largest class, or a model without privacy of private rows or of the pool's labels.
 
     Of boosting and regression, the one with less loss on held-out ones of the same rows.
     """
+    if name == LARGEST:
+        largest = np.bincount(made.private.labels).argmax()
+        return score(Predicted(np.full(len(made.tested), largest)), made.tested.labels)
     data, at = (made.public, 1) if name == PUBLIC_ALONE else (made.private, 0)
     rows = np.random.default_rng(seed).permutation(len(data))[:NO_PRIVACY_ROWS]
     began, mapped = time.process_time(), made.mapped(data.inputs[rows])
@@ -376,19 +403,21 @@ def loss_of(model: Any, x: NDArray[Any], y: NDArray[np.int64]) -> float:
     return float(np.mean(losses))
 
 
-def runs(made: Deal, seed: int, epsilons: Sequence[float], peers: Path) -> Iterator[Run]:
+def runs(
+    made: Deal, seed: int, epsilons: Sequence[float], peers: Path, *, in_process: bool = False
+) -> Iterator[Run]:
     """Yield every run on these data: how its results begin, and what gives the rest."""
-    for name in (PUBLIC_ALONE, NO_PRIVACY):
+    for name in (PUBLIC_ALONE, NO_PRIVACY, LARGEST):
         yield (
             [Result(made.name, seed, None, name, "both")],
             partial(lambda *given: [run_plain(*given)], name, made, seed),
         )
     grouped = made.private.groups is not None
     for epsilon in epsilons:
-        yield (
-            [Result(made.name, seed, epsilon, name, "both") for name in PRODUCTS],
-            partial(run_product, made, epsilon),
-        )
+        names = (PRODUCT_SUMS,) if in_process else COMMANDS
+        begun = [Result(made.name, seed, epsilon, name, "both") for name in names]
+        sums = partial(run_sums, made, epsilon, seed)
+        yield begun, sums if in_process else partial(run_product, made, epsilon)
         for name, peer in PEERS.items():
             if made.kind not in peer.kinds or (peer.two_classes and len(made.private.classes) > 2):
                 continue
@@ -466,8 +495,10 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
         first = [
             [data, *(standing(own[own["epsilon"] == each], name) for each in EPSILONS)]
             for data, own in of_sets.items()
+            if name in set(own["method"])
         ]
-        yield from (table([title, *heads], first), "")
+        if first:
+            yield from (table([title, *heads], first), "")
     declined = [f"{each.data} at ε = {each.epsilon:g}" for each in results if each.declined]
     if declined:
         yield f"Quickstart declined without `--anyway`: {'; '.join(sorted(set(declined)))}."
@@ -477,7 +508,7 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
         plain = own[own["epsilon"] == NO_EPSILON].itertuples()
         without = "; ".join(f"{row.method}: {cell(row)}" for row in plain)
         yield from ("", f"### {data}", "", f"δ = {delta:g}. {without}.", "")
-        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"]
+        seconds = own[own["method"] == PRODUCT].set_index("epsilon")["seconds"].dropna()
         lines = []
         for method, reading in itertools.product((*PRODUCTS, *PEERS), ("both", "ours", "own")):
             rows = own[(own["method"] == method) & (own["reading"] == reading)]
@@ -532,6 +563,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", type=lambda text: text.split(","), help="no others")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--in-process", action="store_true", help="sums by functions, no commands")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     given = parser.parse_args()
     known = {result.key for result in read_results(given.results)}
@@ -539,11 +571,12 @@ def main() -> None:
         print("Skipped: no data was given. See the top of benchmarks/board.py.")
         return
     sources, peers = find_sources(given.data), given.peers.resolve()
+    how = {"in_process": given.in_process}
     for seed in range(0 if given.page else given.seeds):
         for name, source in sources.items():
             with tempfile.TemporaryDirectory(prefix="board-") as place:
                 made = deal(name, source, seed, Path(place))
-                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers):
+                for begun, run in runs(made, seed, given.epsilon or EPSILONS, peers, **how):
                     wanted = [not given.methods or each.method in given.methods for each in begun]
                     if not any(wanted) or all(each.key in known for each in begun):
                         continue

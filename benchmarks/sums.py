@@ -84,15 +84,9 @@ def learn(
     private: Dataset, pool: Dataset, tested: Dataset, epsilon: float, seed: int, labels: int
 ) -> Found:
     """Release sums of the private rows, and judge what follows from them on the tested ones."""
-    public, units = PublicData.declare("pool", pool.inputs), unit_count(private)
-    delta, classes = default_delta(units), len(private.classes)
-    norm, began = plan_norm(epsilon, delta), time.process_time()
-    noise = plan_sums(norm, 1, classes, "0" * 64, epsilon, delta).sigma / (norm * units)
-    known = fit_sum_map(private, public, norm, noise)
-    plan = plan_sums(norm, known.width, classes, known.sha256, epsilon, delta)
-    exact, entropy = add_up_records(known, private), np.random.default_rng(seed).bytes
-    sums = plan.add_noise(exact, entropy)
-    released = ReleasedSums(known, sums, plan.sigma, units, natural_rows(public))
+    classes, began = len(private.classes), time.process_time()
+    released = release(private, pool, epsilon, seed)
+    known = released.map
     task = Task(pool.inputs, private.spec, private.classes, private.encoding)
     student = fit_sums(released, task)
     seconds = time.process_time() - began
@@ -105,6 +99,19 @@ def learn(
         "seconds": seconds,
     }
     return found | (correct(released, pool, places, tested, labels, seed) if labels else {})
+
+
+def release(private: Dataset, pool: Dataset, epsilon: float, seed: int) -> ReleasedSums:
+    """Release sums of the private rows, as a project of them does."""
+    public, units = PublicData.declare("pool", pool.inputs), unit_count(private)
+    delta, classes = default_delta(units), len(private.classes)
+    norm = plan_norm(epsilon, delta)
+    noise = plan_sums(norm, 1, classes, "0" * 64, epsilon, delta).sigma / (norm * units)
+    known = fit_sum_map(private, public, norm, noise)
+    plan = plan_sums(norm, known.width, classes, known.sha256, epsilon, delta)
+    exact, entropy = add_up_records(known, private), np.random.default_rng(seed).bytes
+    sums = plan.add_noise(exact, entropy)
+    return ReleasedSums(known, sums, plan.sigma, units, natural_rows(public))
 
 
 def correct(
