@@ -455,6 +455,8 @@ def _find_starts(values: Ints) -> NDArray[np.bool_]:
 # standard deviation of its logarithm.
 USUAL_SPREAD = 1.0
 SPREAD_DOUBT = 1.5
+# How much likelier it is from the start that a public model says something than that it does not.
+BASE_ODDS = 20.0
 SPREADS = np.geomspace(1e-2, 1e3, 21)
 # And whether the weights of components that vary much are larger than others, or smaller.
 SPREAD_POWERS = (0.0, 0.5, -0.5)
@@ -485,7 +487,8 @@ class SumScores:
     tilt: Floats
     """[P], how much each row of the pool counts, so that the pool is like the private rows."""
     evidence: float
-    """Logarithm of how likely the sums are; it can be compared for the same sums and pool."""
+    """Logarithm of how likely the sums are, and their base: to be compared for the same sums and
+    pool."""
 
     def scores(self, places: Floats) -> Floats:
         """Scores [B, m] of places [B, d]."""
@@ -643,8 +646,9 @@ class _Match:
         about = means[:-1] - np.outer(pool.centre, means[-1])
         self.wanted = np.vstack([about, prior])
         self.start = np.zeros_like(self.wanted)
+        self.odds = math.log(BASE_ODDS)
         if base is None:
-            self.start[-1] = np.log(prior)
+            self.start[-1], self.odds = np.log(prior), 0.0
         self.crossed = pool.average(pool.points * pool.places)
         """[d + 1]: how far a score changes its own mean."""
         self.variances = np.maximum(pool.average(pool.points**2), MIN_VARIANCE)
@@ -659,7 +663,7 @@ class _Match:
             allowed, evidence = self._choose_spread(weights)
             weights = self._fit(weights, allowed)
         biases = weights[-1] - self.pool.middle @ weights[:-1]
-        return SumScores(weights[:-1], biases, self.pool.tilt, evidence)
+        return SumScores(weights[:-1], biases, self.pool.tilt, evidence + self.odds)
 
     def _shape(self, power: float) -> Floats:
         """∝ a power of a component's variance, so that a score varies as much by any power."""

@@ -120,6 +120,82 @@ def test_sums_teach_what_the_records_do(
     assert found == pytest.approx(np.bincount(labels) / len(labels), abs=0.03)
 
 
+def test_a_pool_of_other_people_is_tilted_to_the_private_ones_and_no_other_is() -> None:
+    x = draw_rows(20_000, 1)
+    labels = draw_labels(x, 3)
+    for power, moved in ((1.0, False), (3.0, True)):
+        pool = draw_rows(2000, 0, power)
+        released = release(fitted_map(pool), x, labels, 2)
+        tilt = fit_scores(released, pool).tilt
+        assert tilt.sum() == pytest.approx(1)
+        points = released.map(pool) / released.map.norm
+        wanted = released.means[:-1].sum(axis=1)
+        before, after = (
+            np.linalg.norm(each @ points - wanted) for each in (1 / 2000 + 0 * tilt, tilt)
+        )
+        if moved:
+            assert after < before / 10
+        else:
+            assert after <= before < 0.05
+            assert (tilt**2).sum() < 1.1 / 2000
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("sigma", [1.0, 20_000.0])
+def test_fitted_weights_are_where_no_step_helps(
+    classes: int, corrected: bool, sigma: float
+) -> None:
+    """By finite differences of the loss, with the inverse of each component's covariance."""
+    pool, x = draw_rows(400, 0), draw_rows(4000, 1)
+    released = release(fitted_map(pool), x, draw_labels(x, 3, classes), classes, sigma)
+    known = released.map
+    of = sums._Pool.of(known.places(pool), known(pool) / known.norm, released)
+    base = np.random.default_rng(4).normal(size=(400, classes)) if corrected else None
+    match = sums._Match(of, released, base)
+    allowed, _ = match._choose_spread(match.start)
+    weights = match._fit(match.start, allowed)
+    left, _ = match._open(match._shares(match.start))
+    covariance = released.noise**2 * np.eye(classes) + match.variances[:, None, None] * left
+    inverse = np.linalg.inv(covariance)
+
+    def lose(w: NDArray[np.float64]) -> float:
+        scores = of.places @ w + (0.0 if base is None else base)
+        shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        missed = of.points.T @ (shares * of.tilt[:, None]) - match.wanted
+        told = np.einsum("kj,kjl,kl->", missed, inverse, missed)
+        return float(told + ((w - match.start) ** 2 / allowed).sum()) / 2
+
+    def slope(w: NDArray[np.float64]) -> NDArray[np.float64]:
+        steps = 1e-5 * np.eye(w.size).reshape(-1, *w.shape)
+        return np.array([lose(w + step) - lose(w - step) for step in steps]) / 2e-5
+
+    assert lose(weights) < lose(match.start)
+    at_start, at_end = (np.linalg.norm(slope(each)) for each in (match.start, weights))
+    assert at_end < at_start / 100
+
+
+def test_a_public_model_is_corrected_and_one_that_is_wrong_is_seen() -> None:
+    pool, x, new = draw_rows(2000, 0), draw_rows(5000, 1), draw_rows(2000, 2)
+    released = release(fitted_map(pool), x, draw_labels(x, 3), 2, 100_000.0)
+    plain = fit_scores(released, pool)
+    truth = (new @ WEIGHTS > 2.5).astype(np.int64)
+
+    def base(rows: NDArray[np.float32], sign: float) -> NDArray[np.float64]:
+        scores = sign * (rows[:, :2] @ WEIGHTS[:2] - 0.5)  # of two of the three columns
+        return np.stack([-scores / 2, scores / 2], axis=1)
+
+    right, wrong = (fit_scores(released, pool, base(pool, sign)) for sign in (1, -3))
+    assert right.evidence > plain.evidence > wrong.evidence
+    places = released.map.places(new)
+    own = base(new, 1)
+    agreed = [
+        float((scores.argmax(axis=1) == truth).mean())
+        for scores in (plain.scores(places), own, own + right.scores(places))
+    ]
+    assert agreed[2] >= max(agreed[:2])
+
+
 def test_a_student_of_sums_is_saved_and_loaded_and_computes_as_it_was_fitted(
     tmp_path: Path,
 ) -> None:
