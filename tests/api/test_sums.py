@@ -342,9 +342,10 @@ def test_students_follow_from_what_was_released_with_any_public_rows(
 
 
 def test_an_owner_adds_up_a_table_and_a_student_learns_it(
-    terrine: Terrine, tmp_path: Path, database_url: str
+    terrine: Terrine, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """People have several rows; the pool has none of their columns but the features."""
+    seed_noise(monkeypatch)
     place = {"TERRINE_DATABASE_URL": database_url}
     random = np.random.default_rng(5)
     tables = {"private": 1500, "pool": 400, "own": 300}
