@@ -163,6 +163,7 @@ HEALTHY = {
     'terrine_backup_timestamp_seconds{job="terrine",instance="a"}': "0+60",
     'terrine_project_epsilon{job="terrine",instance="a",project="p"}': "1",
     'terrine_project_epsilon_spent{job="terrine",instance="a",project="p"}': "0.89",
+    'terrine_project_charges{job="terrine",instance="a",project="p"}': "2",
     **{
         f'terrine_problems_total{{job="terrine",instance="a",problem="{problem}"}}': "0"
         for problem in ("internal", "overloaded", "database-unavailable", "not-found")
@@ -224,6 +225,10 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     "an old backup": ({of("terrine_backup_timestamp_seconds"): "-172801"}, ["TerrineBackupOld"]),
     "a full disk": ({of("terrine_data_disk_low"): "1"}, ["TerrineDiskNearlyFull"]),
     "nearly spent": ({of("terrine_project_epsilon_spent"): "0.9"}, ["TerrineBudgetNearlySpent"]),
+    "spent by its first charge, and free": (
+        {of("terrine_project_epsilon_spent"): "1", of("terrine_project_charges"): "1"},
+        [],
+    ),
 }
 """What is different when something is wrong, and which alerts fire then."""
 

@@ -108,7 +108,7 @@ def _list_projects() -> None:
                 "status": record.status,
                 "ε": account.epsilon,
                 "ε spent": account.epsilon_spent,
-                "left": f"≥ {account.affordable}",
+                "left": "any, free" if record.free else f"≥ {account.affordable}",
             }
             for record, account in zip(records, accounts, strict=True)
         ],
