@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from support.databases import SECRET_KEY, migrated
-from support.ledgers import FACTS
-from support.wording import holds
+from support.ledgers import CLASSES, FACTS
+from support.wording import holds, refuses
 from terrine_models.data.arrays import load_npz
 from terrine_models.features.public import PublicData
 from terrine_models.teachers.neighbours import build
-from terrine_protocol import EnsembleRegister, ProjectOpen
+from terrine_protocol import EnsembleRegister, ProjectOpen, SumRelease
 from terrine_server import views
-from terrine_server.errors import CapExceeded
+from terrine_server.errors import CapExceeded, InvalidTerms
 from terrine_server.ledger import Ledger
 from terrine_server.owner.operations import (
     max_fitting_epsilon,
@@ -106,4 +107,39 @@ def test_what_fits_beside_others_has_room_for_what_it_begins_with(tmp_path: Path
     assert fitting.release is not None
     assert population.reserved + fitting.cap_budget <= population.cap
     assert population.reserved + wanted.price(1.1 * found).cap_budget > population.cap
+    engine.dispose()
+
+
+def test_sums_cost_a_cap_the_same_whatever_epsilon_is_asked(tmp_path: Path) -> None:
+    engine = migrated(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger = Ledger(engine, SECRET_KEY)
+    sums = SumRelease(sigma=600.0, norm=100, features=6, classes=CLASSES, map_sha256="5d" * 32)
+    facts = FACTS.model_copy(update={"kind": "sums", "teachers": 1, "release": sums})
+    ledger.ensembles.register("flights", "ensembles/f", "ab" * 32, facts, 3990, cap(3.0, 1e-5))
+    ledger.ensembles.register(
+        "plain", "ensembles/p", "ac" * 32, FACTS, 3990, None, population="people"
+    )
+    wanted = ProjectOpen.model_validate(
+        {**MORE, "mechanism": {"name": "sums"}, "name": "first", "epsilon": 2.0}
+    )
+    refused: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"epsilon": 1.0}, ("sums", "epsilon")),
+        ({"mechanism": {"name": "gnmax", "sigma": 40.0}}, ("gnmax", "sums")),
+        ({"mechanism": {"name": "neighbours", "sigma": 4.0, "queries": 9}}, ("neighbours", "sums")),
+        ({"ensemble": "plain"}, ("sums",)),
+        ({"accounting": "data_dependent"}, ("worst_case",)),
+    ]
+    for changed, words in refused:
+        with refuses(InvalidTerms, *words):
+            open_project(ledger, ProjectOpen.model_validate(wanted.model_dump() | changed))
+    epsilons = [1.6, 2.0, 2.5, 3.0]
+    for number, epsilon in enumerate(epsilons):
+        assert max_fitting_epsilon(ledger.ensembles.get("flights")) == 3.0
+        more = {"name": f"study-{number}", "epsilon": epsilon}
+        opened = open_project(ledger, wanted.model_copy(update=more))
+        taken = ledger.ensembles.get("flights").population.reserved
+        assert taken == (number + 1) * opened.spent == (number + 1) * opened.terms.cap_budget
+    assert max_fitting_epsilon(ledger.ensembles.get("flights")) is None
+    with refuses(CapExceeded, "people"):
+        open_project(ledger, wanted)
     engine.dispose()
