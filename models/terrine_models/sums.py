@@ -455,8 +455,6 @@ def _find_starts(values: Ints) -> NDArray[np.bool_]:
 # standard deviation of its logarithm.
 USUAL_SPREAD = 1.0
 SPREAD_DOUBT = 1.5
-# How much likelier it is from the start that a public model says something than that it does not.
-BASE_ODDS = 20.0
 SPREADS = np.geomspace(1e-2, 1e3, 21)
 # And whether the weights of components that vary much are larger than others, or smaller.
 SPREAD_POWERS = (0.0, 0.5, -0.5)
@@ -465,8 +463,14 @@ LEAST_SHAPE = 1e-3
 BIAS_SPREAD = 100.0
 # The same of what tilts a pool; 0 leaves it as it is.
 TILT_SPREADS = np.concatenate([[0.0], np.geomspace(1e-4, 1e4, 65)])
-# Rows of a pool at most: of more, every second, third, ….
-MAX_POOL_ROWS = 20_000
+# Rows of a pool at most: of more, every second, third, …. Fewer, if with all features and classes
+# they would be too many numbers, of which 10⁷ take about two seconds.
+MAX_POOL_ROWS, ENOUGH_POOL_ROWS = 20_000, 2_000
+MAX_POOL_NUMBERS = 10**8
+# Classes from which fewer spreads are tried, for each takes an equation of so many unknowns.
+MANY_CLASSES, MANY_SPREADS_STEP = 40, 4
+# How much likelier it is from the start that a public model says something than that it does not.
+BASE_ODDS = 20.0
 # How often the spread is found again from what was fitted with the one before.
 ROUNDS = 3
 MAX_STEPS = 25
@@ -515,7 +519,8 @@ def fit_scores(
             f"The pool has rows of shape {list(x.shape[1:])}; expected one or more rows of shape "
             f"{list(released.map.features.inputs.shape)}."
         )
-    every = -(-len(x) // MAX_POOL_ROWS)
+    few = MAX_POOL_NUMBERS // released.sums.size
+    every = -(-len(x) // min(MAX_POOL_ROWS, max(few, ENOUGH_POOL_ROWS)))
     places = released.map.places(x[::every])
     points = released.map.round(places) / released.map.norm
     pool = _Pool.of(places, points, released)
@@ -653,7 +658,10 @@ class _Match:
         """[d + 1]: how far a score changes its own mean."""
         self.variances = np.maximum(pool.average(pool.points**2), MIN_VARIANCE)
         """[d + 1]: of the points."""
-        self.shapes = {power: self._shape(power) for power in SPREAD_POWERS}
+        many = released.classes >= MANY_CLASSES
+        self.spreads = SPREADS[::MANY_SPREADS_STEP] if many else SPREADS
+        powers = SPREAD_POWERS[:1] if many else SPREAD_POWERS
+        self.shapes = {power: self._shape(power) for power in powers}
         """[d + 1, 1]: how the variances of weights may go with those of components."""
 
     def fit(self) -> SumScores:
@@ -697,7 +705,7 @@ class _Match:
         best, most = (USUAL_SPREAD, SPREAD_POWERS[0]), -np.inf
         for power, shape in self.shapes.items():
             slopes = (gain**2 * shape[:-1])[:, :, None] * (own @ own)
-            for spread in SPREADS:
+            for spread in self.spreads:
                 total = errors + spread * slopes
                 told = np.linalg.solve(total, seen[:, :, None])[:, :, 0]
                 likely = -float(np.linalg.slogdet(total)[1].sum() + (seen * told).sum()) / 2

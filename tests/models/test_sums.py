@@ -175,6 +175,21 @@ def test_fitted_weights_are_where_no_step_helps(
     assert at_end < at_start / 100
 
 
+def test_of_a_large_pool_and_many_classes_fewer_rows_and_spreads_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, x, new = draw_rows(6000, 0), draw_rows(20_000, 1), draw_rows(2000, 2)
+    released = release(fitted_map(pool), x, draw_labels(x, 3, 4), 4)
+    every = fit_scores(released, pool)
+    monkeypatch.setattr(sums, "MANY_CLASSES", 4)
+    monkeypatch.setattr(sums, "MAX_POOL_NUMBERS", 2500 * released.sums.size)
+    fewer = fit_scores(released, pool)
+    assert ((every.tilt > 0).sum(), (fewer.tilt > 0).sum()) == (6000, 2000)
+    places, truth = released.map.places(new), draw_labels(new, 0, 4)
+    said = [float((each.scores(places).argmax(axis=1) == truth).mean()) for each in (every, fewer)]
+    assert said[1] > said[0] - 0.03
+
+
 def test_a_public_model_is_corrected_and_one_that_is_wrong_is_seen() -> None:
     pool, x, new = draw_rows(2000, 0), draw_rows(5000, 1), draw_rows(2000, 2)
     released = release(fitted_map(pool), x, draw_labels(x, 3), 2, 100_000.0)
