@@ -22,6 +22,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -45,6 +46,8 @@ from terrine_models.students.answers import Answers
 from terrine_models.students.methods import METHODS
 from terrine_models.students.models import Student, Task, Training
 from terrine_models.students.selection import PLAIN_METHOD
+from terrine_models.students.sums import fit_sums
+from terrine_models.sums import ReleasedSums, SumMap, add_up
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.neighbours import NeighbourEnsemble, NeighbourSettings, build
 from terrine_models.teachers.shards import teacher_of
@@ -54,6 +57,7 @@ from terrine_server.planning.first_project import (
     NeighbourPlan,
     NeighbourProject,
     Setting,
+    SumProject,
     max_detection_rate,
     max_guess_accuracy,
 )
@@ -63,6 +67,7 @@ from terrine_server.privacy import Units
 from terrine_server.privacy.mechanisms.neighbours import Neighbours
 from terrine_server.privacy.noise import Entropy
 from terrine_server.privacy.parameters import ParameterError
+from terrine_server.privacy.releases import Sums
 from terrine_tables.columns import Progress, ignore_progress
 
 Ints = NDArray[np.int64]
@@ -171,7 +176,7 @@ class Material:
         wrong = _list_wrong_labels(true, pool)
         taken = set[int]()
         owner = np.arange(len(kept))
-        if not isinstance(project, NeighbourProject):
+        if not isinstance(project, NeighbourProject | SumProject):
             owner = teacher_of(len(kept), project.teachers, seed=0)
 
         def take(candidates: Ints, most: int) -> list[int]:
@@ -376,6 +381,54 @@ class Students:
     """[W], on records that they have not seen."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums of public features of records, released once, by which students are made."""
+
+    known: SumMap
+    release: Sums
+    places: Ints
+    points: tuple[Ints, Ints]
+    """[N, d], features of the records' first versions, and of their second ones."""
+    labels: tuple[Ints, Ints]
+    task: Task
+
+    @classmethod
+    def of(cls, material: Material, project: SumProject) -> _Sums:
+        pool, release = material.pool, project.release
+        known = SumMap.fit(pool.spec, _public(pool), release.norm)
+        if known.sha256 != release.map_sha256:
+            raise DataError(f"{pool.name} has another map of features than the project.")
+        first, second = material.first, material.second
+        return cls(
+            known,
+            release,
+            material.places,
+            (known(first.inputs), known(second.inputs)),
+            (first.labels, second.labels),
+            _task(pool),
+        )
+
+    def add_up(self, first: Bools) -> Ints:
+        """Return the exact sums [d + 1, m], with the first version where `first` [S]."""
+        there = self.places[first]
+        points, labels = self.points[1].copy(), self.labels[1].copy()
+        points[there], labels[there] = self.points[0][there], self.labels[0][there]
+        return add_up(points, labels, None, self.release.classes, self.known.norm)
+
+    def told(self, first: Bools, entropy: Entropy) -> ReleasedSums:
+        """Return what a project on such records tells."""
+        noisy = self.release.add_noise(self.add_up(first), entropy)
+        units = len(self.labels[0])
+        return ReleasedSums(self.known, noisy, self.release.sigma, units, self.task.x)
+
+
+def sums_of(material: Material) -> _Sums | None:
+    """Return what is added up of the records of a world; None for projects of votes."""
+    project = material.project
+    return _Sums.of(material, project) if isinstance(project, SumProject) else None
+
+
 def voters_of(material: Material) -> Voters:
     """Return what votes for the records of a world, by the kind of the project."""
     project = material.project
@@ -386,21 +439,27 @@ def voters_of(material: Material) -> Voters:
 
 def teach_students(
     material: Material,
-    voters: Voters,
     count: int,
     random: np.random.Generator,
     entropy: Entropy = os.urandom,
     on_student: Callable[[], None] = lambda: None,
 ) -> Students:
-    """Teach `count` students, each in a world of its own, by the project's noisy answers.
+    """Teach `count` students, each in a world of its own, by what the project tells with noise.
 
     Raises ParameterError if the project answers nothing.
     """
-    pool = material.pool
-    first = material.toss(count, random)
+    first, sums = material.toss(count, random), sums_of(material)
+    if sums is not None:
+        told = [sums.told(each, entropy) for each in first]
+        made = [partial(fit_sums, each, sums.task) for each in told]
+        return _teach(material, first, made, on_student)
+    voters, task = voters_of(material), _task(material.pool)
     answers = [_answer(material.project, voters, each, entropy) for each in first]
-    task = Task(pool.inputs, pool.spec, pool.classes, pool.encoding)
-    return _teach(material, first, task, answers, on_student)
+    return _teach(material, first, [partial(_learn, task, each) for each in answers], on_student)
+
+
+def _task(world: Dataset) -> Task:
+    return Task(world.inputs, world.spec, world.classes, world.encoding)
 
 
 def teach_true_labels(
@@ -416,25 +475,23 @@ def teach_true_labels(
     first = material.toss(count, random) & material.mislabelled
     labels = (material.world(each).labels for each in first)
     answers = [Answers.of_labels(each, len(material.first.classes)) for each in labels]
-    world = material.second
-    task = Task(world.inputs, world.spec, world.classes, world.encoding)
-    return _teach(material, first, task, answers, on_student)
+    task = _task(material.second)
+    return _teach(material, first, [partial(_learn, task, each) for each in answers], on_student)
 
 
 def _teach(
     material: Material,
     first: Bools,
-    task: Task,
-    answers: Sequence[Answers],
+    students: Sequence[Callable[[], Student]],
     on_student: Callable[[], None],
 ) -> Students:
-    def teach(answers: Answers) -> tuple[Floats, float]:
-        found = material.examine(_learn(task, answers))
+    def teach(student: Callable[[], Student]) -> tuple[Floats, float]:
+        found = material.examine(student())
         on_student()
         return found
 
     # What all students have in common is computed by the first one.
-    found = [teach(answers[0]), *side_by_side(teach, answers[1:])]
+    found = [teach(students[0]), *side_by_side(teach, students[1:])]
     scores, accuracy = zip(*found, strict=True)
     return Students(np.array(scores), first, np.array(accuracy))
 
@@ -621,7 +678,7 @@ def audit_students(
     def tick() -> None:
         on_student(next(done), total)
 
-    students = teach_students(material, voters_of(material), count, random, entropy, tick)
+    students = teach_students(material, count, random, entropy, tick)
     usual = f"{count} students, of {project.option}, σ = {project.sigma:g}"
     yield AuditFinding(
         "student",
