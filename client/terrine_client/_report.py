@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terrine_protocol.base import quantity
 from terrine_protocol.names import show_name
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Report:
     """What was tried, what was returned, and why."""
     spending: list[tuple[int, float]]
     """ε spent after so many charges."""
+    public_labels: int = 0
+    """Labels of public inputs that the student learned from, too."""
 
     def __repr__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
@@ -214,7 +217,7 @@ def write_card(
         "",
         "## Whose data it is about",
         "",
-        *_describe_data(project),
+        *_describe_data(project, model),
         "",
         "## How right it is",
         "",
@@ -309,7 +312,7 @@ def _describe_inputs(model: StudentModel) -> list[str]:
     return [*lines, f"It says one of: {classes}."]
 
 
-def _describe_data(project: ProjectInfo) -> list[str]:
+def _describe_data(project: ProjectInfo, model: StudentModel) -> list[str]:
     ensemble = project.ensemble
     whose = "" if ensemble.population is None else f" of the population `{ensemble.population}`"
     lines = [
@@ -322,6 +325,12 @@ def _describe_data(project: ProjectInfo) -> list[str]:
         + f"ensemble `{ensemble.name}`{whose}. Who operates the service is the curator of these "
         "records, and knows what they are; neither the project nor this model holds any of them."
     ]
+    if (count := model.training.get("public_labels")) is not None:
+        lines += [
+            "",
+            f"It learned from {quantity(int(count), 'label')} of public inputs, too. Nothing "
+            "protects these: it may tell what they are.",
+        ]
     if ensemble.disjoint_by is not None:
         declared = _escape(ensemble.disjoint_by)
         lines += ["", f"That nobody is in two teachers is declared, not checked: {declared}"]

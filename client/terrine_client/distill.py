@@ -50,6 +50,7 @@ from terrine_tables.columns import index_classes
 
 if TYPE_CHECKING:
     from terrine_models.students.answers import Answers
+    from terrine_models.students.labels import PublicLabels
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import Choice, TrainedStudent
     from terrine_models.sums import ReleasedSums
@@ -122,6 +123,7 @@ def distill(
     out: Path,
     *,
     held_out: Examples | None = None,
+    labels: Examples | None = None,
     rounds: int = 3,
     queries: int | None = None,
     training: Training | None = None,
@@ -135,6 +137,8 @@ def distill(
         is made on the public rows that come with them (`Client.sums`).
     held_out: the student's own labelled data (`Examples`), to measure its accuracy; never trained
         on.
+    labels: public inputs with their labels (`Examples`), of `public` or beside it, that the student
+        may learn from too. They cost nothing, and nothing protects them: the student may tell them.
     queries: the most in total; by default until the budget is spent or all inputs are sent.
     designed: the pool that `public` is of, if the owner designed it (`Client.pool`).
     seed: of the order of the queries, and of the training. The server draws the noise.
@@ -159,6 +163,7 @@ def distill(
 
     Raises DistillError, and what `Client.label` raises except BudgetExhausted.
     """
+    from terrine_models.students.labels import choose_with_labels
     from terrine_models.students.models import Training
     from terrine_models.students.selection import asking_order, choose
 
@@ -172,12 +177,15 @@ def distill(
                 f"In the project {project.name} nothing is asked, so there are no queries to "
                 "limit: its students follow from the sums that it released."
             )
-        return _learn_from_sums(client, project, public, out, held_out, training, seed, tell)
+        return _learn_from_sums(
+            client, project, public, out, held_out, labels, training, seed, tell
+        )
     if public is None:
         raise DistillError(f"The project {project.name} needs public inputs to ask about.")
     measured = check_data(public, project, held_out)
     task = make_task(public, project, seed, designed)
     check_training(training, task)
+    public_labels = None if labels is None else check_labels(labels, task, project, held_out)
     if project.mechanism.counted:
         rounds = 1  # every count helps every other row, so there is nothing to wait for
     answer_file = AnswerFile.open(out, project, public)
@@ -208,7 +216,11 @@ def distill(
         if distillation.bought > 0:
             tell(f"Round {number}: training on {distillation.bought:,} answers …")
             if ended:
-                made = choose(task, distillation.answers, training, tell=tell)
+                answers = distillation.answers
+                if public_labels is None:
+                    made = choose(task, answers, training, tell=tell)
+                else:
+                    made = choose_with_labels(task, answers, public_labels, training, tell=tell)
             else:
                 quick = distillation.quick_student()
         latest = distillation.make_round(history, made.student if made else quick)
@@ -262,6 +274,7 @@ def _learn_from_sums(
     public: Array | None,
     out: Path,
     held_out: Examples | None,
+    labels: Examples | None,
     training: Training,
     seed: int,
     tell: Callable[[str], None],
@@ -272,7 +285,9 @@ def _learn_from_sums(
     measured = check_data(x, project, held_out)
     if public is None:
         tell(f"Training on {len(x):,} public rows that came with the sums …")
-    student, choice = train_on_sums(released, make_task(x, project, seed), training)
+    task = make_task(x, project, seed)
+    known = None if labels is None else check_labels(labels, task, project, held_out)
+    student, choice = train_on_sums(released, task, training, known)
     accuracy = None if measured is None else _share_right(student, *measured)
     budget = client.budget()
     report = Report(
@@ -301,6 +316,7 @@ def _learn_from_sums(
         training=asdict(training),
         choice=choice,
         spending=[(budget.charges, budget.epsilon_spent)],
+        public_labels=int(student.model.training.get("public_labels", 0)),
     )
     note = None
     if measured is not None:
@@ -334,8 +350,14 @@ def fetch_sums(client: Client, project: ProjectInfo) -> ReleasedSums:
     return found
 
 
-def train_on_sums(released: ReleasedSums, task: Task, training: Training) -> tuple[Student, Choice]:
-    """Return the student of released sums, and why there is no choice. Raises DistillError."""
+def train_on_sums(
+    released: ReleasedSums, task: Task, training: Training, labels: PublicLabels | None = None
+) -> tuple[Student, Choice]:
+    """Return the student of released sums and of public labels, if these help. Raises DistillError.
+
+    There is no other choice.
+    """
+    from terrine_models.students.labels import fit_public
     from terrine_models.students.selection import Choice
     from terrine_models.students.sums import fit_sums
 
@@ -344,11 +366,16 @@ def train_on_sums(released: ReleasedSums, task: Task, training: Training) -> tup
             f"{training.method} learns from answers, and a project of sums has none: its students "
             "follow from the sums. Use auto."
         )
-    student = fit_sums(released, task, training.threshold)
+    public = None if labels is None else fit_public(task, labels)
+    student = fit_sums(released, task, training.threshold, public)
+    why = "It follows from the sums that the project released when it was opened."
+    used = "public_labels" in student.model.training
+    if public is not None:
+        why += f" They are likelier with{'' if used else 'out'} the public labels."
     return student, Choice(
         asked=training.method,
-        chosen="sums",
-        why="It follows from the sums that the project released when it was opened.",
+        chosen="labels+sums" if used else "sums",
+        why=why,
         judged=(),
         answers=0,
         folds=0,
@@ -517,6 +544,7 @@ class Distillation:
             spending=[
                 (int(charges), spent) for charges, spent in self.answer_file.spending.tolist()
             ],
+            public_labels=int(made.student.model.training.get("public_labels", 0)),
         )
 
     def warn_if_one_sided(self) -> str | None:
@@ -621,9 +649,27 @@ def check_data(
         return None
     x, labels = held_out
     _check_inputs(x, project, "The held-out inputs")
-    truth = _check_labels(x, labels, project)
+    truth = _check_labels(x, labels, project, "held-out")
     _check_separate(public, x)
     return x, truth
+
+
+def check_labels(
+    labels: Examples, task: Task, project: ProjectInfo, held_out: Examples | None
+) -> PublicLabels:
+    """Check public labels, before anything is bought. Raises DistillError."""
+    from terrine_models.students.labels import PublicLabels, check_public
+
+    x, names = labels
+    _check_inputs(x, project, "The inputs with public labels")
+    found = PublicLabels(x, _check_labels(x, names, project, "public"))
+    if held_out is not None:
+        _check_separate(x, held_out[0])
+    try:
+        check_public(task, found)
+    except (ValueError, ModuleNotFoundError) as error:
+        raise DistillError(f"{error} Nothing was asked.") from None
+    return found
 
 
 def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
@@ -635,15 +681,15 @@ def _check_inputs(x: Array, project: ProjectInfo, what: str) -> None:
         )
 
 
-def _check_labels(x: Array, labels: Any, project: ProjectInfo) -> Ints:
+def _check_labels(x: Array, labels: Any, project: ProjectInfo, what: str) -> Ints:
     try:
         truth = index_classes(labels, project.ensemble.classes)
     except ValueError as error:
-        raise DistillError(f"The held-out {error}.") from None
+        raise DistillError(f"The {what} {error}.") from None
     if len(truth) != len(x):
         raise DistillError(
-            f"There are {len(truth)} held-out labels; expected {len(x)}: one for each held-out "
-            "input."
+            f"There are {len(truth)} {what} labels; expected {len(x)}: one for each of their "
+            "inputs."
         )
     return truth
 
@@ -668,7 +714,7 @@ def check_training(training: Training, task: Task) -> None:
 
     try:
         check_method(training.method, task)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         raise DistillError(f"{error} Nothing was asked.") from None
 
 

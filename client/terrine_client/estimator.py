@@ -20,6 +20,8 @@ import numpy.typing as npt
 from terrine_client._labels import NO_COUNT, Labels, as_array
 from terrine_client.client import Client
 from terrine_client.distill import (
+    Examples,
+    check_labels,
     fetch_sums,
     first_probabilities,
     make_answers,
@@ -127,6 +129,8 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     threshold: how shares of two classes become labels: `prior`, `accuracy`, or the probability from
         which the second class is predicted.
     random_state: seed of the training.
+    labels: public inputs as X, and names of their classes, from which it may learn too. They cost
+        nothing, and nothing protects them: the student may tell them.
 
     After `fit`: `classes_` (their names, as text, in the project's order), `labels_` (the index of
     the class that was bought for each row of X, -1 where there is none), `student_` (which can be
@@ -144,11 +148,13 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str = "auto",
         threshold: Threshold = "prior",
         random_state: int = 0,
+        labels: Examples | None = None,
     ) -> None:
         self.bought = bought
         self.method = method
         self.threshold = threshold
         self.random_state = random_state
+        self.labels = labels
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Learn from X: from its inputs that were bought, with their labels; from others, without.
@@ -156,8 +162,10 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X: inputs [N, …] as the project takes them, or for a table a data frame with its columns.
         y: not used: labels come from the project.
 
-        Raises ValueError if no input of X was answered.
+        Raises ValueError if no input of X was answered, and DistillError for `labels` that do not
+        fit.
         """
+        from terrine_models.students.labels import choose_with_labels
         from terrine_models.students.models import Training
         from terrine_models.students.selection import choose
 
@@ -173,8 +181,13 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = np.array(project.ensemble.classes, dtype=np.str_)
         self._project = project
         task = make_task(x, project, seed=self.random_state)
+        public = None
+        if self.labels is not None:
+            inputs, names = self.labels
+            known = _to_input_dtype(self._inputs(inputs, project, reset=False), project)
+            public = check_labels((known, names), task, project, None)
         if self.bought.released is not None:
-            found = train_on_sums(self.bought.released, task, training)
+            found = train_on_sums(self.bought.released, task, training, public)
             self.student_, self.choice_ = found
             return self
         if not (self.labels_ >= 0).any():
@@ -183,7 +196,10 @@ class TerrineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "`buy` was given, or on a part of it."
             )
         answers = make_answers(project, self.labels_, counts, self.bought.labels.noise_sigma)
-        made = choose(task, answers, training)
+        if public is None:
+            made = choose(task, answers, training)
+        else:
+            made = choose_with_labels(task, answers, public, training)
         self.student_, self.choice_ = made.student, made.choice
         return self
 

@@ -148,6 +148,18 @@ def test_inputs_that_were_not_asked_are_learned_from_without_labels(
     assert np.array_equal(classifier.labels_, labels)
 
 
+def test_it_may_learn_from_public_labels_too(clients: dict[str, Client]) -> None:
+    x, truth = points(240, 2, 4)
+    new, of_new = points(300, 2, 2)
+    bought = buy(clients["w2"], x, queries=12)
+    classifier = TerrineClassifier(bought, method="ridge", labels=(x[:90], truth[:90].astype(str)))
+    assert clone(classifier).fit(x).student_.model.training["public_labels"] == 90
+    assert classifier.fit(x).score(new, of_new) > 0.85
+    assert classifier.choice_.chosen.startswith("labels")
+    with refuses(DistillError, 89, 90):
+        TerrineClassifier(bought, labels=(x[:90], truth[:89].astype(str))).fit(x)
+
+
 def test_cross_validation_and_searches_buy_nothing(clients: dict[str, Client]) -> None:
     client = clients["w2"]
     x, truth = points(240, 2, 4)

@@ -223,12 +223,18 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
     digits, token = server.ensemble, server.token()
     np.save(tmp_path / "pool.npy", digits.public)
     np.savez(tmp_path / "own.npz", x=digits.unseen, y=digits.unseen_labels)
+    np.savez(tmp_path / "labelled.npz", x=digits.public[:200], y=digits.public_labels[:200])
     output = terrine(
         "student", "--url", server.url, "train", tmp_path / "pool.npy", "--rounds", "2",
         "--method", "ridge", "--queries", "40", "--held-out", tmp_path / "own.npz",
-        "--out", tmp_path / "student", TERRINE_TOKEN=token,
+        "--labels", tmp_path / "labelled.npz", "--out", tmp_path / "student", TERRINE_TOKEN=token,
     ).fine  # fmt: skip
     holds(output, 197)
+    written = json.loads((tmp_path / "student" / "report.json").read_text())
+    assert written["public_labels"] == 200
+    assert written["choice"]["chosen"].startswith("labels"), "40 answers are few beside them"
+    card = (tmp_path / "student" / "README.md").read_text()
+    holds(card, 200, "public", "labels")
     holds(output, "held-out", "answers")
     assert "recall" in output
     holds(output, "ridge", "(ridge")
@@ -253,6 +259,27 @@ def test_the_commands_train_a_student_label_inputs_and_show_the_budget(
         assert [name or None for name in file["names"]] == [
             None if label < 0 else classes[label] for label in file["labels"]
         ]
+
+
+def test_public_labels_that_do_not_fit_are_refused_before_anything_is_asked(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.open_project(mechanism=CONFIDENT, epsilon=AMPLE)
+    digits = server.ensemble
+    x, y = digits.public[:60], digits.public_labels[:60]
+    wrong: list[tuple[tuple[Any, Any], tuple[object, ...]]] = [
+        ((x, y[:59]), (59, 60)),
+        ((x, np.full(60, "eleven")), ("'eleven'",)),
+        ((x[:, :7], y), ("[60, 7, 8]",)),
+        ((x[y == 3], y[y == 3]), ("class",)),
+        ((x[:12], y[:12]), (12, 20)),
+        ((digits.unseen, digits.unseen_labels), ("held-out",)),
+    ]
+    with Client(server.url, server.token()) as client:
+        for labels, said in wrong:
+            with refuses(DistillError, *said):
+                study(server, client, tmp_path / "s", labels=labels)
+        assert client.budget().charges == 0
 
 
 @pytest.mark.nightly

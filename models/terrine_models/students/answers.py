@@ -208,6 +208,11 @@ LOG_FREQUENCY_VARIANCE = 0.1
 MAX_LBFGS_STEPS = 40
 
 
+def usual_spread(classes: int) -> float:
+    """Return the variance of scores of so many classes that is expected before any is seen."""
+    return SCORE_VARIANCE if classes > 2 else SCORE_VARIANCE_OF_TWO
+
+
 def fit_softmax(
     features: Floats,
     shares: Floats,
@@ -215,6 +220,7 @@ def fit_softmax(
     *,
     votes: csr_array | None = None,
     spread: float | None = None,
+    base: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to noisy ones [K, m].
 
@@ -224,7 +230,7 @@ def fit_softmax(
     Squared errors on features [N, d], with penalties on W, and on the differences of b, that follow
     from the known `noise` of each share. votes: [K, N], what the shares at each input add to those
     that were seen (`weigh_surroundings`); without it, they are the same. spread: None is the usual
-    one.
+    one. base: scores [N, m] to which these are added.
     """
     centre = features.mean(axis=0)
     rows, classes = (features - centre).astype(np.float32), shares.shape[1]
@@ -232,14 +238,16 @@ def fit_softmax(
     seen = shares.astype(np.float32)
     variance, least = noise**2, 1e-9 * len(seen)
     several = classes > 2
-    spread = spread or (SCORE_VARIANCE if several else SCORE_VARIANCE_OF_TWO)
+    spread = spread or usual_spread(classes)
     penalty = max(variance * size / spread, least)
     evening = variance / LOG_FREQUENCY_VARIANCE if several else 0.0
     back = None if votes is None else votes.T.tocsr()
+    known = None if base is None else base.astype(np.float32)
 
     def loss_of(flat: Floats) -> tuple[float, Floats]:
         weights, biases = flat[classes:].reshape(-1, classes), flat[:classes]
-        fitted = softmax(rows @ weights.astype(np.float32) + biases.astype(np.float32))
+        scores = rows @ weights.astype(np.float32) + biases.astype(np.float32)
+        fitted = softmax(scores if known is None else scores + known)
         missed = (fitted if votes is None else votes @ fitted) - seen
         steep = missed if back is None else back @ missed
         slopes = 2 * fitted * (steep - (steep * fitted).sum(axis=1, keepdims=True))
@@ -251,7 +259,8 @@ def fit_softmax(
         return loss / len(seen), slope / len(seen)
 
     start = np.zeros(classes * (1 + features.shape[1]))
-    start[:classes] = np.log(shares.mean(axis=0).clip(0.01))
+    if base is None:
+        start[:classes] = np.log(shares.mean(axis=0).clip(0.01))
     found = minimize(
         loss_of, start, jac=True, method="L-BFGS-B", options={"maxiter": MAX_LBFGS_STEPS}
     ).x
@@ -381,9 +390,16 @@ def choose_score_variance(
 
 
 def fit_near(
-    features: Floats, answers: Answers, near: csr_array, spread: float
+    features: Floats,
+    answers: Answers,
+    near: csr_array,
+    spread: float,
+    base: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to the votes around inputs."""
+    """Return W [d, m] and b [m] of shares softmax(x·W + b), fitted to the votes around inputs.
+
+    base: scores [N, m] to which these are added.
+    """
     shares = answers.shares[answers.known]
     votes = weigh_surroundings(features, answers, near)
-    return fit_softmax(features, shares, answers.noise, votes=votes, spread=spread)
+    return fit_softmax(features, shares, answers.noise, votes=votes, spread=spread, base=base)

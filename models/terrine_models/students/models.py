@@ -239,6 +239,13 @@ class TreePart:
         nodes = TreeNodes(arrays.sizes, arrays.feature, arrays.threshold, columns, "the student")
         return cls(nodes, rounded, biases.astype(np.float32))
 
+    def scaled(self, scale: float, shift: float = 0.0) -> TreePart:
+        """The same, with scores times `scale`, and then those of the second class shifted."""
+        biases = scale * self.biases
+        biases[1] += shift
+        arrays = self.arrays._replace(leaves=np.float32(scale) * self.arrays.leaves)
+        return replace(self, arrays=arrays, biases=biases)
+
     def scores(self, rows: NDArray[np.float32]) -> Floats:
         """Scores [B, m] of prepared rows [B, columns]."""
         found = np.tile(self.biases.astype(np.float64), (len(rows), 1))
@@ -584,6 +591,10 @@ class Task:
         """The same task without some of the inputs [N], and without what was computed of them."""
         return replace(self, x=np.asarray(self.x)[~rows], _cache={})
 
+    def with_inputs(self, x: NDArray[np.generic]) -> Task:
+        """The same task with other inputs, and without what was computed of these."""
+        return replace(self, x=x, _cache={})
+
     def cached(self, make: Callable[[Task], T]) -> T:
         """What `make` computes of the inputs alone: it is computed once, for all students."""
         if make not in self._cache:
@@ -721,16 +732,29 @@ class Regression:
     biases: Floats
 
     @classmethod
-    def of(cls, task: Task, answers: Answers, spread: float | None = None) -> Regression:
-        """Fit it to what is known. spread: of the votes of those near, if it is chosen already."""
+    def of(
+        cls,
+        task: Task,
+        answers: Answers,
+        spread: float | None = None,
+        *,
+        base: Floats | None = None,
+    ) -> Regression:
+        """Fit it to what is known. spread: of the votes of those near, if it is chosen already.
+
+        base: scores [N, m] of all inputs to which its own are added, for noisy counts.
+        """
         features = task.cached(softmax_features if answers.noise else linear_features)
         if is_answered_nearby(task, answers):
             spread = spread or choose_spread(task, answers)
             near = features.around(answers.voting)
-            return cls(features, *fit_near(features.rows, answers, near, spread))
+            return cls(features, *fit_near(features.rows, answers, near, spread, base))
         rows, shares = features.rows[answers.known], answers.shares[answers.known]
         if answers.noise:
-            return cls(features, *fit_softmax(rows, shares, answers.noise))
+            base = None if base is None else base[answers.known]
+            return cls(
+                features, *fit_softmax(rows, shares, answers.noise, spread=spread, base=base)
+            )
         weights, biases = fit_shares(rows, shares)
         return cls(features, LINEAR_SHARE_FACTOR * weights, LINEAR_SHARE_FACTOR * biases)
 

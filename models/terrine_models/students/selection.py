@@ -162,18 +162,9 @@ def choose(
         student = METHODS[name](training).fit(task, answers)
         if name in trials:
             student = student.with_model(calibration=trials[name].calibration)
-            probabilities = student.probabilities(task.x)
-            threshold = choose_threshold(
-                training.threshold, probabilities, answers, trials[name].fewer
-            )
-            by_shares = threshold is not None and training.threshold == "prior"
-            cut = Cut("public", len(task.x)) if by_shares else None
-            student = student.with_model(threshold=threshold, cut=cut)
+            return place_cut(student, task, answers, training, trials[name].fewer)
         if task.designed is not None:
             student = student.with_model(prior=tuple(task.designed.prior.tolist()))
-            if name in trials and training.threshold == "prior":
-                source: CutSource = "public" if task.designed.of_public else "drawn"
-                student = student.with_cut(task.designed.natural, source)
         return student
 
     others = [name for name in tried if name != PLAIN_METHOD]
@@ -214,6 +205,23 @@ def choose(
         cut=student.model.cut,
     )
     return TrainedStudent(student, plain, choice)
+
+
+def place_cut(
+    student: Student, task: Task, answers: Answers, training: Training, fewer: float
+) -> Student:
+    """The student, calibrated before, with its threshold: of designed inputs by natural rows."""
+    threshold = choose_threshold(training.threshold, student.probabilities(task.x), answers, fewer)
+    by_shares = threshold is not None and training.threshold == "prior"
+    cut = Cut("public", len(task.x)) if by_shares else None
+    student = student.with_model(threshold=threshold, cut=cut)
+    if task.designed is None:
+        return student
+    student = student.with_model(prior=tuple(task.designed.prior.tolist()))
+    if training.threshold != "prior":
+        return student
+    source: CutSource = "public" if task.designed.of_public else "drawn"
+    return student.with_cut(task.designed.natural, source)
 
 
 def _judge(name: str, task: Task, answers: Answers, folds: Ints, training: Training) -> _Trial:

@@ -21,6 +21,7 @@ from terrine_client.distill import (
     Examples,
     Report,
     check_data,
+    check_labels,
     check_training,
     distill,
     fetch_sums,
@@ -217,6 +218,13 @@ def load_pool(path: Path, client: Client, accept_clipped: bool) -> Inputs:
     return format_of(path).inputs(path, like, note, accept_clipped, accept_clipped)
 
 
+def load_examples(path: Path, client: Client) -> Examples:
+    """Return inputs as the project takes them, with the names of their classes."""
+    like = client.project().ensemble
+    labelled = format_of(path, like).labelled(path, like, note, True)
+    return labelled.inputs, np.array(labelled.classes)[labelled.labels]
+
+
 def save_labels(labels: Labels, out: Path) -> None:
     """Write answers as arrays to an .npz file, or as rows to a .csv file."""
     names = np.array([name or "" for name in labels.names], dtype=np.str_)
@@ -264,6 +272,14 @@ def train(
             metavar="PATH",
             help="Your own labelled data, to measure accuracy: IDX images (labels beside them), "
             ".npz with x and y, a table, or a folder of pictures for each class.",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Public inputs with labels that the student may learn from, too: PUBLIC itself, "
+            "or other inputs, as for --held-out. They cost nothing, and nothing protects them.",
         ),
     ] = None,
     rounds: Annotated[
@@ -317,7 +333,7 @@ def train(
     if public is not None:
         format_of(public).check(public)
     with connect(context) as client:
-        inputs, examples, designed = None, None, None
+        inputs, examples, known, designed = None, None, None, None
         if public is not None:
             inputs = load_pool(public, client, accept_clipped)
         elif client.project().ensemble.designed:
@@ -326,17 +342,18 @@ def train(
         elif not client.project().mechanism.free:
             fail("Name your own public inputs: nothing was designed to be asked of this project.")
         if held_out is not None:
-            like = client.project().ensemble
-            labelled = format_of(held_out, like).labelled(held_out, like, note, True)
-            examples = labelled.inputs, np.array(labelled.classes)[labelled.labels]
+            examples = load_examples(held_out, client)
+        if labels is not None:
+            known = load_examples(labels, client)
         if dry_run:
-            console.print(_estimate(client, inputs, examples, queries, training))
+            console.print(_estimate(client, inputs, examples, known, queries, training))
             return
         made = distill(
             client,
             inputs,
             out,
             held_out=examples,
+            labels=known,
             rounds=rounds,
             queries=queries,
             training=training,
@@ -533,17 +550,21 @@ def _estimate(
     client: Client,
     inputs: Inputs | None,
     examples: Examples | None,
+    labels: Examples | None,
     queries: int | None,
     training: Training,
 ) -> Table:
     """Check data and options as the training would, and say what it could cost."""
     project = client.project()
     if project.mechanism.free:
-        return _estimate_free(client, project, inputs, examples, training)
+        return _estimate_free(client, project, inputs, examples, labels, training)
     if inputs is None:
         fail("Name your own public inputs: nothing was designed to be asked of this project.")
     check_data(inputs, project, examples)
-    check_training(training, make_task(inputs, project))
+    task = make_task(inputs, project)
+    check_training(training, task)
+    if labels is not None:
+        check_labels(labels, task, project, examples)
     wanted = min(len(inputs), queries or len(inputs))
     left = client.budget()
     fits = f"all {wanted:,}" if wanted <= left.affordable else f"at least {left.affordable:,}"
@@ -553,6 +574,7 @@ def _estimate(
             "inputs": f"{len(inputs):,}, as the ensemble takes them; {wanted:,} to be asked",
             "held out": examples
             and f"{len(examples[0]):,} labelled inputs, none of them to be asked",
+            "public labels": labels and f"{len(labels[0]):,}, which nothing protects",
             "ε spent": f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}"
             f"{explain_spending(str(project.mechanism.name))}",
             "queries": f"{fits} fit the budget, whatever the answers",
@@ -566,19 +588,24 @@ def _estimate_free(
     project: ProjectInfo,
     inputs: Inputs | None,
     examples: Examples | None,
+    labels: Examples | None,
     training: Training,
 ) -> Table:
     """The same of a project of sums."""
     released = fetch_sums(client, project)
     x = released.natural if inputs is None else inputs
     check_data(x, project, examples)
-    train_on_sums(released, make_task(x, project), training)
+    task = make_task(x, project)
+    if labels is not None:
+        check_labels(labels, task, project, examples)
+    train_on_sums(released, task, training)
     left = client.budget()
     return tabulate(
         {
             "project": f"{project.name} ({project.status}), {project.mechanism.name}",
             "inputs": f"{len(x):,} public inputs, of which none is asked",
             "held out": examples and f"{len(examples[0]):,} labelled inputs",
+            "public labels": labels and f"{len(labels[0]):,}, which nothing protects",
             "ε spent": f"{left.epsilon_spent:.4g} of {left.epsilon:g}, δ {left.delta:g}",
             "queries": ALL_FREE,
             "": "Nothing was sent and nothing was charged.",

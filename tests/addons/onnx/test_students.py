@@ -22,7 +22,7 @@ from terrine_addons.onnx.students import export
 from terrine_client._privacy import PRIVACY_FILE, PrivacyStatement
 from terrine_models.data.arrays import InputSpec
 from terrine_models.storage.manifests import StoreError, sha256
-from terrine_models.students.models import Student
+from terrine_models.students.models import RidgeModel, Student, Task, TreeModel, tree_student
 from terrine_models.tables.loading import encoded_input
 from terrine_protocol.projects import TextNumbers
 from terrine_protocol.schema import TableSchema
@@ -155,6 +155,27 @@ def test_the_graph_says_what_the_student_says(case: str, tmp_path: Path) -> None
     assert np.ptp(student.probabilities(x)) > 0.1
     if case.startswith("table"):
         assert (student.predict_indices(x) != likeliest).any()
+
+
+def test_trees_with_linear_scores_are_one_graph(tmp_path: Path) -> None:
+    """As a public model is that answers correct."""
+    x, labels = rows(2)
+    task = Task(x, TABLE, NAMES[:2])
+    student = taught("trees", x, labels, TABLE, NAMES[:2])
+    linear = taught("ridge", x, 1 - labels, TABLE, NAMES[:2])
+    assert isinstance(student.network, TreeModel)
+    assert isinstance(linear.network, RidgeModel)
+    both = tree_student(
+        task.spec, task.classes, {}, student.network.trees.scaled(2, 1), parts=linear.network.parts
+    )
+    both.save(tmp_path)
+    export(tmp_path, tmp_path / "student.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "student.onnx")
+    said = session.run(None, {"x": x})[1]
+    np.testing.assert_allclose(said, both.probabilities(x), atol=1e-5)
+    apart = (2 * np.log(student.probabilities(x)) + np.log(linear.probabilities(x)))[:, 1]
+    apart -= (2 * np.log(student.probabilities(x)) + np.log(linear.probabilities(x)))[:, 0]
+    np.testing.assert_allclose(said[:, 1], 1 / (1 + np.exp(-apart - 1)), atol=1e-4)
 
 
 def test_a_graph_needs_neither_terrine_nor_its_other_libraries(tmp_path: Path) -> None:
