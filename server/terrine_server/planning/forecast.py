@@ -125,6 +125,17 @@ def compare_options(
     simulated, it is sums of rows of numbers or texts and, of pictures, the option whose votes have
     the least noise. Raises `ParameterError` if noise is too much, or none can be drawn.
     """
+    from threadpoolctl import threadpool_limits  # which a student's machine lacks
+
+    # Matrices are small: threads of one product would wait for each other, above all where others
+    # compute, too.
+    with threadpool_limits(1, user_api="blas"):
+        return _compare_options(setting, sample, pool, labelled=labelled, people=people)
+
+
+def _compare_options(
+    setting: Setting, sample: Dataset, pool: PublicData, *, labelled: bool, people: bool
+) -> Forecast:
     added = _find_sum_project(setting, sample, pool)
     trained = _list_teacher_projects(setting)
     neighbours = _find_neighbour_project(setting, sample, pool)
