@@ -95,7 +95,7 @@ def income(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Incom
 def test_auto_finds_both_classes_of_income(income: Income) -> None:
     pool = income.x[: income.POOL]
     made = chosen("auto", pool, income.labels, income.spec, income.classes)
-    assert made.choice.chosen == "ridge"
+    assert [each.method for each in made.choice.judged] == ["ridge"], "labels are on clear rows"
     assert income.accuracy(made.student) > 0.8
     predicted = made.student.predict_indices(income.x[income.POOL :])
     assert (predicted == 1)[income.truth[income.POOL :] == 1].mean() > 0.25
@@ -182,7 +182,7 @@ def test_a_student_is_not_punished_for_being_better_than_the_voters(
 def test_the_plain_student_is_returned_where_it_is_ahead_by_one_standard_error(
     lead: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_lead_where_clear", lambda *_: Estimate(lead, 0.02))
+    monkeypatch.setattr(selection, "_estimate_lead", lambda *_: Estimate(lead, 0.02))
     assert choose_digits(some_digits(40)).choice.chosen == chosen
 
 
@@ -282,7 +282,7 @@ def test_nothing_can_be_chosen_without_a_label() -> None:
 @pytest.mark.parametrize(
     ("spec", "classes", "suited"),
     [
-        (TABLE, 2, ["ridge"]),
+        (TABLE, 2, ["ridge", "trees"]),
         (SMALL, 10, ["ridge", "kernel"]),
         (LARGE, 10, ["ridge", "kernel"]),
         (LARGE, 40, ["ridge", "kernel", "neighbours"]),
@@ -294,6 +294,31 @@ def test_what_auto_tries_follows_from_public_facts(
     x = np.zeros((400, *spec.shape), dtype=spec.dtype)
     task = Task(x, spec, tuple(str(k) for k in range(classes)))
     assert [name for name, method in METHODS.items() if method.suits(task)] == suited
+
+
+@pytest.mark.parametrize(
+    ("rows", "together", "noisy", "taken"),
+    [
+        (900, True, True, "trees"),
+        (900, False, True, "ridge"),
+        (900, True, False, "ridge"),  # labels are on what teachers agree on
+        (150, True, True, "ridge"),
+    ],
+)
+def test_trees_are_taken_of_a_table_where_counts_say_that_they_are_better(
+    rows: int, together: bool, noisy: bool, taken: str
+) -> None:
+    """Where columns tell the class together, as whether both are large, or neither."""
+    random = np.random.default_rng(0)
+    x = random.random((rows, *TABLE.shape), dtype=np.float32)
+    large = x[:, :2] > 0.5
+    truth = (large[:, 0] ^ large[:, 1] if together else x.sum(axis=1) > 2).astype(np.int64)
+    counts = np.rint(600 * np.eye(2)[truth] + 200 + random.normal(0, 100, (rows, 2)))
+    answers = Answers.of_labels(truth, 2)
+    if noisy:
+        answers = Answers.of_counts(counts.astype(np.int64), teachers=1000, sigma=100.0)
+    made = choose(Task(x, TABLE, ("no", "yes")), answers)
+    assert made.choice.chosen == taken
 
 
 @given(labels=st.lists(st.integers(0, 3), min_size=8, max_size=60), seed=st.integers(0, 5))

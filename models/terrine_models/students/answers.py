@@ -165,6 +165,15 @@ def estimate_lead(shares: Floats, one: Ints, other: Ints, inputs: Ints) -> Estim
     return _mean(shares[rows, one] - shares[rows, other], inputs)
 
 
+def estimate_auc_lead(shares: Floats, one: Floats, other: Floats, inputs: Ints) -> Estimate:
+    """By how much larger the AUC of one score [K] of the second of two classes is than another's.
+
+    shares: [K, 2]. Both are of the same answers, whose noise is then nearly the same (DeLong).
+    """
+    (area, parts), (less, others) = (_auc_parts(shares, each) for each in (one, other))
+    return Estimate(area - less, _mean(parts - others, inputs).error)
+
+
 def _mean(values: Floats, inputs: Ints) -> Estimate:
     """The mean, and its error, as if one more input's value were one further from it."""
     spread = np.bincount(np.unique(inputs, return_inverse=True)[1], values - values.mean())
@@ -173,6 +182,12 @@ def _mean(values: Floats, inputs: Ints) -> Estimate:
 
 
 def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
+    area, parts = _auc_parts(shares, scores)
+    return Estimate(area, _mean(parts, inputs).error)
+
+
+def _auc_parts(shares: Floats, scores: Floats) -> tuple[float, Floats]:
+    """The AUC of scores [K], and by how much each row moves it, times K."""
     order = np.argsort(scores)
     of_no, of_yes = shares.T
     prior_no, prior_yes = of_no.mean(), of_yes.mean()
@@ -189,7 +204,7 @@ def _auc(shares: Floats, scores: Floats, inputs: Ints) -> Estimate:
     area = float((of_yes * under - own).mean() / (prior_yes * prior_no))
     parts = of_yes * (under / prior_no - area) / prior_yes
     parts += of_no * (over / prior_yes - area) / prior_no
-    return Estimate(area, _mean(parts, inputs).error)
+    return area, parts
 
 
 Real = TypeVar("Real", np.float32, np.float64)

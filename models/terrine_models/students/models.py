@@ -616,6 +616,11 @@ class StudentMethod(ABC):
 
     wants: ClassVar[str] = "any inputs"
     """What it is for, in an error message."""
+    is_usually_better: ClassVar[bool] = True
+    """Where it suits, than the plain student: `auto` takes it unless that is ahead by a standard
+    error. Else it has to be ahead itself, by one, by noisy counts of all inputs."""
+    min_answers: ClassVar[int] = 0
+    """Different inputs with an answer, below which `auto` does not try it."""
 
     def __init__(self, training: Training) -> None:
         self.training = training

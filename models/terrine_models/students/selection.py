@@ -25,6 +25,7 @@ from terrine_models.students.answers import (
     EstimatedMetrics,
     Floats,
     Ints,
+    estimate_auc_lead,
     estimate_lead,
     estimate_metrics,
 )
@@ -42,9 +43,10 @@ from terrine_models.students.models import Student, Task, Training
 Tell = Callable[[str], None]
 # What every student is compared with.
 PLAIN_METHOD = "ridge"
-# By which the plain student must be ahead, where answers are clear, to be returned. Where labels
-# are mostly noise it loses least: of 400 of digits, a quarter right, a regression was right on 59 %
-# of new ones, and a kernel that was 1.6 standard errors behind it on 36 %.
+# By which a student must be ahead, or where its method is usually better may be behind, to be taken
+# instead of the plain one. Where labels are mostly noise that one loses least: of 400 of digits, a
+# quarter right, a regression was right on 59 % of new ones, and a kernel that was 1.6 standard
+# errors behind it on 36 %.
 MIN_LEAD_STANDARD_ERRORS = 1.0
 # By which a student must fit less than is allowed to have collapsed.
 COLLAPSE_STANDARD_ERRORS = 2.0
@@ -55,7 +57,8 @@ MAX_AGREEMENT_LOSS = 0.02
 # is surest. It smooths votes over all inputs, so there they are clear. Where they are not, many
 # voters are wrong, and a student that is better than they disagrees with them: of noisy counts of
 # MNIST's training images, students that were right on up to one percent more agreed with half a
-# percent less of the votes.
+# percent less of the votes. Of a table's two classes, AUC compares them: where one is rare, who
+# says it less often agrees with more.
 CLEAR_SHARE = 0.75
 # Public inputs of which the plain student predicts a class that counts as lost.
 MIN_INPUTS_OF_LOST_CLASS = 10
@@ -114,6 +117,8 @@ class _Trial:
     judged: JudgedMethod
     predicted: Ints
     """[K], of each answer."""
+    probabilities: Floats
+    """[K, m]."""
     margins: Floats
     """[K], by how much the most probable class is ahead."""
     calibration: Calibration
@@ -132,7 +137,8 @@ def choose(
     """Train the student that suits a task and the answers to it.
 
     `auto` takes, of the other methods that suit, the one whose students agree with most answers
-    that they did not see, unless the plain student is better where answers are clear. A method that
+    that they did not see, if it is ahead of the plain student by a standard error, or on pictures,
+    whose methods are usually better, not behind it by one (`_estimate_lead`). A method that
     was asked for is kept, unless its student is much worse than the plain one, or lost classes.
     tell: called as each stage begins. Raises ValueError for what `check` refuses.
     """
@@ -145,7 +151,15 @@ def choose(
             f"{len(task.x)} inputs and {len(task.classes)} classes"
         )
     task = task.with_best_view(answers)
-    suited = [name for name, method in METHODS.items() if method.suits(task)]
+    different = len(np.unique(task.inputs[answers.known]))
+    suited = [
+        name
+        for name, method in METHODS.items()
+        if method.suits(task)
+        # Labels are on inputs that teachers agree on, and do not tell who is better on others.
+        and (method.is_usually_better or answers.noise > 0)
+        and different >= method.min_answers
+    ]
     tried = suited if asked == "auto" else [asked]
     folds = answers.folds(task.seed, task.inputs)
     trials: dict[str, _Trial] = {}
@@ -179,18 +193,22 @@ def choose(
     elif wanted == PLAIN_METHOD:
         why = "It is the plain student" + (", as asked." if asked != "auto" else ", which suits.")
     else:
-        ahead = _lead_where_clear(trials[wanted], trials[PLAIN_METHOD], task, answers)
-        gap = (
-            f"{ahead.value:+.2%} (± {ahead.error:.2%}) of the clearest {CLEAR_SHARE:.0%} of the "
-            f"held-out answers against {PLAIN_METHOD}"
-        )
-        if asked == "auto" and ahead.value < -MIN_LEAD_STANDARD_ERRORS * ahead.error:
-            why = f"{wanted} agrees with {gap}: the plain student is better."
+        ahead = _estimate_lead(trials[wanted], trials[PLAIN_METHOD], task, answers)
+        gap = f"{ahead.value:+.2%} (± {ahead.error:.2%}) against {PLAIN_METHOD}"
+        if _is_ranked(task):
+            gap = f"of AUC, by held-out answers, it has {gap}"
+        else:
+            gap = f"of the clearest {CLEAR_SHARE:.0%} of the held-out answers it has {gap}"
+        preferred = METHODS[wanted].is_usually_better
+        least = (-1 if preferred else 1) * MIN_LEAD_STANDARD_ERRORS * ahead.error
+        if asked == "auto" and ahead.value < least:
+            better = "better" if ahead.value < 0 else "as good, as far as that shows"
+            why = f"{wanted}: {gap}. The plain student is {better}."
         else:
             trained = train(wanted)
             fault = _collapse(trained, plain, task, answers, trials[PLAIN_METHOD].predicted)
             if fault is None:
-                student, chosen, why = trained, wanted, f"{gap}."
+                student, chosen, why = trained, wanted, f"{gap[0].upper()}{gap[1:]}."
             else:
                 why = f"The student trained with {wanted} collapsed: {fault}"
     choice = Choice(
@@ -237,11 +255,24 @@ def _judge(name: str, task: Task, answers: Answers, folds: Ints, training: Train
         predicted = (probabilities[:, 1] >= threshold).astype(np.int64)
     found = estimate_metrics(shares, predicted, probabilities, task.inputs[known])
     second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
-    return _Trial(JudgedMethod(name, found), predicted, first - second, calibration, fewer)
+    judged = JudgedMethod(name, found)
+    return _Trial(judged, predicted, probabilities, first - second, calibration, fewer)
 
 
-def _lead_where_clear(trial: _Trial, plain: _Trial, task: Task, answers: Answers) -> Estimate:
-    """By how much more of the answers one method agrees with than the plain one, if it is sure."""
+def _is_ranked(task: Task) -> bool:
+    return task.is_table and len(task.classes) == 2
+
+
+def _estimate_lead(trial: _Trial, plain: _Trial, task: Task, answers: Answers) -> Estimate:
+    """By how much one method is better than the plain one, by answers that both did not see.
+
+    Of two classes of a table, in AUC; else in how many of the answers it agrees with of which the
+    plain one is sure.
+    """
+    if _is_ranked(task):
+        one, other = (each.probabilities[:, 1] for each in (trial, plain))
+        known = answers.known
+        return estimate_auc_lead(answers.shares[known], one, other, task.inputs[known])
     clear = plain.margins >= np.quantile(plain.margins, 1 - CLEAR_SHARE)
     shares, inputs = answers.shares[answers.known][clear], task.inputs[answers.known][clear]
     return estimate_lead(shares, trial.predicted[clear], plain.predicted[clear], inputs)

@@ -41,6 +41,8 @@ LEAF_ROWS = (300, 100, 30, 10, 3, 1)
 MIN_LEAVES = 3
 # Distinct rows with an answer, at least.
 MIN_ROWS = 10
+# The same, for `auto` to try: of fewer, a regression is as good.
+MIN_JUDGED_ROWS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,8 @@ class Trees(StudentMethod):
     """A random forest of the shares: it needs no map of inputs to features, and no other input."""
 
     wants = "tables"
+    is_usually_better = False
+    min_answers = MIN_JUDGED_ROWS
 
     @classmethod
     def can_learn(cls, task: Task) -> bool:
@@ -125,7 +129,7 @@ class Trees(StudentMethod):
     @classmethod
     def suits(cls, task: Task) -> bool:
         """Tables without texts: of a text's many n-grams a tree asks about a few alone."""
-        return False
+        return task.is_table and task.spec.texts is None and find_spec("sklearn") is not None
 
     def fit(self, task: Task, answers: Answers) -> Student:
         """Raises ValueError on too few answers."""
