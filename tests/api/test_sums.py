@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 
+from support.browser import InProcess, Visitor
 from support.clients import Caller, slug
 from support.data import KEY, DigitsEnsemble, digits_of_people, names_of
 from support.processes import Terrine, at_once, in_processes, killed_at, seed_noise
@@ -37,7 +38,7 @@ from terrine_models.teachers.ensemble import Ensemble, load
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.shards import TrainingError
 from terrine_protocol import EnsembleRegister, Outcome, ProjectStatus
-from terrine_server.app import serving
+from terrine_server.app import create_app, serving
 from terrine_server.doctor import Severity, check_ensembles
 from terrine_server.errors import Conflict, InvalidTerms
 from terrine_server.owner import editions
@@ -350,6 +351,23 @@ def test_students_follow_from_what_was_released_with_any_public_rows(
     written = tmp_path / "student.onnx"
     export(tmp_path / "without", written)
     assert written.stat().st_size > 0
+
+
+def test_owners_pages_open_it_and_tell_that_it_is_free(server: RunningServer) -> None:
+    with InProcess() as send:
+        owner = Visitor(create_app(server.settings), send)
+        assert owner.sign_in(server.token("admin")).status_code == 303
+        for path in ("", "/projects/study", "/ensembles", "/open?ensemble=sums"):
+            assert owner.get(f"/admin{path}").status_code == 200
+        holds(owner.get("/admin").text, "free")
+        given = {"ensemble": "sums", "rows": "300", "epsilon": f"{EPSILON:g}"}
+        proposed = owner.post("/admin/open", **given, action="suggest")
+        assert proposed.status_code == 200
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', proposed.text))
+        assert fields["mechanism"] == "sums"
+        terms = {**given, "name": "paged", "mechanism": "sums", "delta": f"{DELTA:g}"}
+        assert owner.post("/admin/open", **terms, action="open").status_code == 303
+    assert server.ledger.projects.get("paged").charges == 1
 
 
 def test_an_owner_adds_up_a_table_and_a_student_learns_it(

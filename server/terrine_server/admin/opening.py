@@ -314,6 +314,7 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
             "mechanism": SUMS,
             "delta": f"{setting.delta:g}",
             "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
+            "right": f"{max_guess_accuracy(setting.epsilon, setting.delta):.1%}",
         }
     if facts.kind == NEIGHBOURS:
         found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
