@@ -112,7 +112,8 @@ def _explain_choice(forecast: Forecast) -> str:
         return ""
     if forecast.students is None:
         if isinstance(forecast.first, SumProject):
-            return f"Nothing could be tried out: it takes less time than {_join(others)}."
+            dearer = " and ".join(each.first.option for each in others)
+            return f"Nothing could be tried out: it takes less time than {dearer}."
         return (
             f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
         )
