@@ -92,6 +92,8 @@ class Report:
     """What was tried, what was returned, and why."""
     spending: list[tuple[int, float]]
     """ε spent after so many charges."""
+    auc: Estimate | None = None
+    """Of two classes, on the held-out data: how often one of the second is ranked above another."""
     public_labels: int = 0
     """Labels of public inputs that the student learned from, too."""
 
@@ -147,7 +149,16 @@ def format_metrics(found: EstimatedMetrics, choice: Choice) -> str:
         "by class" if choice.noisy else "balanced accuracy": found.balanced_accuracy,
         "AUC": found.auc,
     }
-    return ", ".join(f"{name} {show(each)}" for name, each in shown.items() if each)
+    said = [f"{name} {show(each)}" for name, each in shown.items() if each]
+    if choice.largest is not None:
+        said.append(f"always the largest class {choice.largest:.1%}")
+    return ", ".join(said)
+
+
+def format_auc(auc: Estimate) -> str:
+    """Return an AUC with its range at 95 %, which ends at 0 and at 1."""
+    low, high = (auc.value + sign * 1.96 * auc.error for sign in (-1, 1))
+    return f"AUC {auc.value:.2%} ({max(0.0, low):.2%} to {min(1.0, high):.2%} at 95 %)"
 
 
 def describe_cut(model: StudentModel) -> str | None:
@@ -348,7 +359,7 @@ def _describe_accuracy(report: Report) -> list[str]:
     lines = [
         f"Right on **{report.accuracy:.2%}** of {report.held_out:,} held-out inputs ({low:.2%} to "
         f"{high:.2%} at 95 %). Always to say their largest class is right on "
-        f"{_percent(report.majority)}.",
+        f"{_percent(report.majority)}." + (f" {format_auc(report.auc)}." if report.auc else ""),
         "",
         "| class | held out | recall | precision |",
         "|---|--:|--:|--:|",

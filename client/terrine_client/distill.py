@@ -49,7 +49,7 @@ from terrine_protocol.files import write_atomically
 from terrine_tables.columns import index_classes
 
 if TYPE_CHECKING:
-    from terrine_models.students.answers import Answers
+    from terrine_models.students.answers import Answers, Estimate
     from terrine_models.students.labels import PublicLabels
     from terrine_models.students.models import Student, Task, Training
     from terrine_models.students.selection import Choice, TrainedStudent
@@ -544,6 +544,7 @@ class Distillation:
             plain=_share_right(made.plain, *self.held_out) if self.held_out else None,
             majority=_share_of_largest(self.held_out[1]) if self.held_out is not None else None,
             by_class=figures,
+            auc=_auc_of(made.student, *self.held_out) if self.held_out else None,
             notes=notes,
             training=asdict(self.training),
             choice=made.choice,
@@ -757,6 +758,14 @@ def _explain_nothing_learned(answer_file: AnswerFile, refused: bool) -> str:
 
 def _share_right(student: Student, x: Array, truth: Ints) -> float:
     return float((student.predict_indices(x) == truth).mean())
+
+
+def _auc_of(student: Student, x: Array, truth: Ints) -> Estimate | None:
+    from terrine_models.students.answers import estimate_metrics
+
+    probabilities = student.probabilities(x)
+    shares = np.eye(probabilities.shape[1])[truth]
+    return estimate_metrics(shares, truth, probabilities, np.arange(len(x))).auc
 
 
 def _share_of_largest(labels: Ints) -> float:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from support.wording import holds, says
-from terrine_client._report import Report, Round, draw, draw_figure, format_metrics
+from terrine_client._report import Report, Round, draw, draw_figure, format_auc, format_metrics
 from terrine_models.students.answers import Estimate, EstimatedMetrics
 from terrine_models.students.selection import Choice, JudgedMethod
 from terrine_server.cli.student import summarize
@@ -57,6 +57,13 @@ def example(accuracies: list[float | None], **changed: Any) -> Report:
         spending=[(100, 0.2), (200, 0.4)],
     )
     return replace(made, **changed)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "ends"), [(0.9, 0.01, "88.04 91.96"), (0.99, 0.1, "79.40 100.00")]
+)
+def test_the_range_of_an_auc_ends_at_one(value: float, error: float, ends: str) -> None:
+    holds(format_auc(Estimate(value, error)), *(f"{end}%" for end in ends.split()))
 
 
 def test_nothing_is_drawn_where_a_server_is_installed_without_matplotlib(

@@ -92,6 +92,8 @@ class Choice:
     """Whether answers are votes with noise; metrics are then shares of the teachers."""
     threshold: float | None
     """Probability from which the second of two classes is said; None: the likelier class."""
+    largest: float | None = None
+    """Share of the answers for their largest class: with what always saying it would agree."""
     cut: Cut | None = None
     """On which rows it was placed how often each class is said, by shares of classes."""
 
@@ -220,6 +222,7 @@ def choose(
         folds=0 if folds is None else int(folds.max()) + 1,
         noisy=answers.noise > 0,
         threshold=student.model.threshold,
+        largest=min(1.0, float(answers.prior.max())),
         cut=student.model.cut,
     )
     return TrainedStudent(student, plain, choice)

@@ -15,7 +15,13 @@ from rich.table import Table
 
 from terrine_client import NO_COUNT, Client, Labels
 from terrine_client._privacy import CARD_FILE, restate_file, verify_papers
-from terrine_client._report import describe_cut, find_interval, format_metrics, replace_cut
+from terrine_client._report import (
+    describe_cut,
+    find_interval,
+    format_auc,
+    format_metrics,
+    replace_cut,
+)
 from terrine_client.distill import (
     NOTHING,
     Examples,
@@ -484,6 +490,8 @@ def summarize(report: Report, out: Path) -> Table:
             + ("" if report.plain is None else f"of the plain student {report.plain:.2%}; ")
             + f"always to say their largest class: {report.majority:.2%}"
         )
+        if report.auc is not None:
+            accuracy += f"; {format_auc(report.auc)}"
     others = ", of other inputs: to ask these again is free" * (asked >= report.public_inputs)
     return tabulate(
         {
