@@ -34,7 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,8 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.features.fitting import public_features
 from terrine_models.features.maps import FeatureMap
 from terrine_models.features.public import PublicData
-from terrine_models.students.models import Task
+from terrine_models.students.labels import PublicLabels, PublicModel, fit_public
+from terrine_models.students.models import Student, Task
 from terrine_models.students.sums import fit_sums
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.neighbours import TABLE_COORDINATES
@@ -80,9 +81,12 @@ SHOWN = 0.35
 PRODUCT = "terrine"
 PRODUCT_LABELS = "terrine-labels"
 PRODUCT_SUMS = "terrine-sums"
+PRODUCT_SUMS_LABELS = "terrine-sums-labels"
+FUNCTIONS = (PRODUCT_SUMS, PRODUCT_SUMS_LABELS)
 COMMANDS = (PRODUCT, PRODUCT_LABELS)
 PRODUCTS = {
     PRODUCT_SUMS: "**Terrine, sums, by functions**",
+    PRODUCT_SUMS_LABELS: "**Terrine, sums and the pool's labels, by functions**",
     PRODUCT: "**Terrine, quickstart, without the pool's labels**",
     PRODUCT_LABELS: "**Terrine, quickstart, with the pool's labels**",
 }
@@ -196,6 +200,12 @@ class Deal:
         groups = self.private.groups
         return default_delta(len(self.private) if groups is None else len(np.unique(groups)))
 
+    @property
+    def task(self) -> Task:
+        """What a student learns: the pool's rows."""
+        private = self.private
+        return Task(self.public.inputs, private.spec, private.classes, private.encoding)
+
     def mapped(self, x: NDArray[Any]) -> NDArray[np.float32]:
         """Public features of inputs."""
         blocks = np.array_split(x, 1 + len(x) // BLOCK_ROWS)
@@ -306,15 +316,31 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
 def run_sums(made: Deal, epsilon: float, seed: int) -> Sequence[Found]:
     """Do by functions what the commands do of sums: release them, fit a student, and judge it."""
     private, tested, began = made.private, made.tested, time.process_time()
-    task = Task(made.public.inputs, private.spec, private.classes, private.encoding)
-    student = fit_sums(release(private, made.public, epsilon, seed), task)
-    seconds = time.process_time() - began
-    second = None
-    if len(private.classes) == 2:
-        second = student.probabilities(tested.inputs)[:, 1]
-    found = score(Predicted(student.predict_indices(tested.inputs), second), tested.labels)
-    common = {"spent": (epsilon, made.delta), "settings": "sums"}
-    return [{**found, **common, "seconds": seconds}]
+    noisy = release(private, made.public, epsilon, seed)
+    known, seconds = time.process_time() - began, list[float]()
+    public, learning = learn_labels(made)
+    students = list[Student]()
+    for base in (None, public):
+        began = time.process_time()
+        students.append(fit_sums(noisy, made.task, public=base))
+        spent = known + time.process_time() - began
+        seconds.append(spent if base is None else spent + learning)
+    found = list[Found]()
+    for student, spent in zip(students, seconds, strict=True):
+        shares = student.probabilities(tested.inputs)
+        second = shares[:, 1] if len(private.classes) == 2 else None
+        scores = score(Predicted(student.predict_indices(tested.inputs), second), tested.labels)
+        common = {"spent": (epsilon, made.delta), "settings": "sums", "seconds": spent}
+        found.append({**scores, **common})
+    return found
+
+
+@cache
+def learn_labels(made: Deal) -> tuple[PublicModel, float]:
+    """A model of the pool's labels, once for every ε, and the seconds that it took."""
+    began = time.process_time()
+    labels = PublicLabels(made.public.inputs, made.public.labels)
+    return fit_public(made.task, labels), time.process_time() - began
 
 
 def _children_seconds() -> float:
@@ -414,7 +440,7 @@ def runs(
         )
     grouped = made.private.groups is not None
     for epsilon in epsilons:
-        names = (PRODUCT_SUMS,) if in_process else COMMANDS
+        names = FUNCTIONS if in_process else COMMANDS
         begun = [Result(made.name, seed, epsilon, name, "both") for name in names]
         sums = partial(run_sums, made, epsilon, seed)
         yield begun, sums if in_process else partial(run_product, made, epsilon)
@@ -473,7 +499,7 @@ def standing(means: pd.DataFrame, name: str) -> str:
     Those who learn from the pool's labels stand beside the student that does.
     """
     product = means[means["method"] == name]["main"].dropna()
-    allowed = [each for each, peer in PEERS.items() if name == PRODUCT_LABELS or not peer.labels]
+    allowed = [each for each, peer in PEERS.items() if name.endswith("labels") or not peer.labels]
     peers = means[means["method"].isin(allowed)].dropna(subset="main")
     found = list[str]()
     for other_sense in ("own", "ours"):

@@ -91,7 +91,7 @@ class Opened:
         began = time.monotonic()
         asked = {"TERRINE_URL": self.url, "TERRINE_TOKEN": self.token}
         out = ("--out", f"{self.data}-student")
-        check(run(self.place, {**self.variables, **asked}, *self.train, *out))
+        check(run(self.place, {**self.variables, **asked}, *self.train, *options, *out))
         return time.monotonic() - began
 
     def predict(self, tested: Path, classes: tuple[str, ...]) -> Predicted:
