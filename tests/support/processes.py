@@ -141,6 +141,8 @@ def command(
     os.environ.clear()  # it is of the test that started the first process
     os.environ.update(environment)
     gc.freeze()  # a collection would go through all that was imported, and copy its pages
+    # Whoever started the tests in the background has them ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["terrine", *arguments]
     if SEED in environment:
         seed_noise(pytest.MonkeyPatch(), int(environment[SEED]))
