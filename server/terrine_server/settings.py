@@ -53,6 +53,7 @@ OWN_PATHS = {
     "projects",
     "readyz",
     "receipts",
+    "sums",
     "tile",
     "tokens",
 }

@@ -76,6 +76,7 @@ def test_answers_as_csv_have_no_formula_and_numbers_stay_numbers(tmp_path: Path)
     labels: Any = SimpleNamespace(
         outcomes=np.array(["answered"] * size),
         labels=np.arange(size),
+        classes=("no", "yes"),
         names=np.array(HOSTILE, dtype=object),
         charges=np.arange(1, size + 1),
         noisy_counts=np.full((size, 2), -7),
@@ -85,7 +86,7 @@ def test_answers_as_csv_have_no_formula_and_numbers_stay_numbers(tmp_path: Path)
     with (tmp_path / "labels.csv").open(newline="") as file:
         text = file.read()
     assert labels_of(text) == SAFE
-    assert [row["count_0"] for row in csv.DictReader(io.StringIO(text, newline=""))] == [
+    assert [row["count_no"] for row in csv.DictReader(io.StringIO(text, newline=""))] == [
         "-7"
     ] * size
 

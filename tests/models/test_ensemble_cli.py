@@ -65,7 +65,11 @@ def test_train_show_verify(terrine: Terrine, files: Path) -> None:
         ("private.npz", {"--kind": "heads:epochs=3"}, "heads 'epochs' width, features, ridge,"),
         ("private.npz", {"--kind": "networks:ridge=1"}, "networks 'ridge'"),
         ("private.npz", {"--kind": "heads:width=2"}, "width: greater 3."),
-        ("private.npz", {"--kind": "trees"}, "--kind forest, heads, networks, neighbours; 'trees'"),
+        (
+            "private.npz",
+            {"--kind": "trees"},
+            "--kind forest, heads, networks, neighbours, sums; 'trees'",
+        ),
         ("private.npz", {"--schema": "y"}, "tables"),
         ("private.npz", {"--kind": "forest", "--teachers": None}, "--teachers missing:"),
         ("private.npz", {"--kind": "neighbours", "--teachers": None}, "--public missing:"),
