@@ -316,6 +316,10 @@ def _rehearse(
         choice = choose(data, membership, register, epsilon, owner)
     words: list[object] = ["quickstart", records if isinstance(records, Path) else "PRIVATE"]
     words += [*reading.data_options(given), "--epsilon", f"{epsilon:g}"]
+    if isinstance(records, Path) and register.name != _ensemble_name(records):
+        words += ["--name", register.name]
+    words += ["--population", register.population] if register.population is not None else []
+    words += ["--disjoint"] if register.disjoint else []
     words += ["--anyway"] if anyway else []
     command = command_text(*words, *(["--yes"] if in_compose() else []))  # files take its input
     if as_json():
