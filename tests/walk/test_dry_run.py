@@ -41,7 +41,8 @@ GIVEN = ("quickstart", "--dry-run", "--public", "survey.csv", "--label", "ill")
 
 
 def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, survey: Path) -> None:
-    given = (*GIVEN, "--units", 4_000, "--anyway")
+    of = ("--population", "patients", "--disjoint")
+    given = (*GIVEN, "--units", 4_000, *of, "--anyway")
     said = terrine(*given, "--verbose").fine
     options = ("sums", "neighbours", "trained teachers", "confident answers", "designed rows")
     for named in (*options, "true labels", "largest"):
@@ -49,7 +50,8 @@ def test_options_are_ranked_by_what_their_students_will_be(terrine: Terrine, sur
     for heading in ("Protects", "How much", "By what", "It buys", "It uses"):
         assert f"\n{heading}  " in f"\n{said}"
     holds(said, "4,000")
-    command = "terrine quickstart PRIVATE --public survey.csv --label ill --epsilon 1 --anyway"
+    command = "terrine quickstart PRIVATE --public survey.csv --label ill --epsilon 1 "
+    command += "--population patients --disjoint --anyway"
     assert command in said
     found = json.loads(terrine("--json", *given).fine)
     assert found["command"] == command
