@@ -361,9 +361,14 @@ def _read_archive(data: bytes) -> dict[str, NDArray[Any]]:
                 with archive.open(entry) as file:
                     found[entry.filename.removesuffix(".npy")] = _read_array(file, entry.file_size)
     except (
-        ValueError, OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile,
+        ValueError,
+        OSError,
+        EOFError,
+        RuntimeError,  # an entry that is encrypted
+        NotImplementedError,  # or packed in a way that zipfile does not know
+        zipfile.BadZipFile,
         zlib.error,
-    ) as error:  # fmt: skip
+    ) as error:
         raise DataError(f"These are not released sums: {error}") from None
     return found
 

@@ -36,6 +36,7 @@ from terrine_models.storage.manifests import (
 from terrine_models.sums import ReleasedSums, SumMap, add_up, find_cut, fit_scores
 from terrine_models.tables.designed import NATURAL_ROWS
 from terrine_models.teachers.manifests import (
+    SCRATCH_BYTES_PER_VALUE,
     Choose,
     EnsemblePlan,
     Manifest,
@@ -59,8 +60,6 @@ MODEL_FILE = "teachers-00000.safetensors"
 MIN_PUBLIC_ROWS = 100
 # Records mapped at a time, of whole people: a person with more is a block alone.
 BLOCK_RECORDS = 1 << 14
-# Bytes of scratch memory for each value of an input.
-SCRATCH_BYTES_PER_VALUE = 400
 
 
 @teacher_kind
