@@ -175,7 +175,10 @@ def train(
         if teachers is not None or on != HERE:
             fail(f"--teachers and --on are for training; {config.kind} are made without any.")
         if public is None:
-            fail(f"--public is missing: {config.kind} need a map of public data.")
+            fail(
+                f"--public is missing: {config.kind} need public rows, on which the map of inputs "
+                "to features is fitted."
+            )
         if isinstance(config, NeighbourSettings):
             make = partial(_place, config)
         else:
