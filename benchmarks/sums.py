@@ -33,7 +33,7 @@ from terrine_models.sums import ReleasedSums, fit_scores
 from terrine_models.tables.proposal import propose_schema
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.sums import add_up_records, fit_sum_map, natural_rows
-from terrine_server.planning.first_project import default_delta, plan_norm, plan_sums
+from terrine_server.planning.first_project import default_delta, plan_map, plan_sums
 
 Found = dict[str, float]
 FOLDS = 5
@@ -105,8 +105,7 @@ def release(private: Dataset, pool: Dataset, epsilon: float, seed: int) -> Relea
     """Release sums of the private rows, as a project of them does."""
     public, units = PublicData.declare("pool", pool.inputs), unit_count(private)
     delta, classes = default_delta(units), len(private.classes)
-    norm = plan_norm(epsilon, delta)
-    noise = plan_sums(norm, 1, classes, "0" * 64, epsilon, delta).sigma / (norm * units)
+    norm, noise = plan_map(epsilon, delta, classes, units)
     known = fit_sum_map(private, public, norm, noise)
     plan = plan_sums(norm, known.width, classes, known.sha256, epsilon, delta)
     exact, entropy = add_up_records(known, private), np.random.default_rng(seed).bytes

@@ -135,7 +135,7 @@ class SumRelease(Record):
         Field(
             ge=1,
             description="The most that a person's features are long: whole numbers, to which "
-            "longer ones are shortened. It is the unit of the class counts, too.",
+            "longer ones are shortened.",
         ),
     ]
     features: Annotated[int, Field(ge=1, description="Sums of a class, beside its count.")]

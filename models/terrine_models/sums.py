@@ -28,6 +28,7 @@ from typing import IO, Annotated, Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, ValidationError
+from scipy.linalg import eigh
 from scipy.special import softmax
 
 from terrine_models.data.arrays import DataError, InputSpec
@@ -49,14 +50,19 @@ WIDTH = 300
 # Shares of a row's length by which it is shortened until it is within the norm, rounded as it is.
 SHORTENING = 0.98
 MAX_SHORTENINGS = 60
-# Of a norm. A greater one only adds digits; of a smaller one features round to nothing.
-MIN_NORM, MAX_NORM = 16, 1024
+# Of a norm. A greater one only adds digits.
+MAX_NORM = 1024
+# Of two classes, the difference of the sums counts so many times as much as their total, and has
+# less noise at the same price (docs/privacy/sums.md).
+DIFFERENCE = 2
 # Of public rows, those that are not shortened.
 SHORT_SHARE = 0.1
 # Of a component, relative to the largest: others are left out.
 MIN_VARIANCE_SHARE = 1e-6
 MIN_VARIANCE = 1e-12
 MIN_LENGTH = 1e-9
+# Of a mean, for dividing the norm: with less, a pool of other people leaves more open than noise.
+MIN_MAP_NOISE = 5e-4
 # Of scores, and of the class of a row: what is expected where the norm is divided.
 SCORE_VARIANCE, CLASS_VARIANCE = 4.0, 0.15
 # Bytes of what an archive holds.
@@ -109,8 +115,8 @@ class SumMap:
     ) -> SumMap:
         """The map that suits such inputs, by public rows alone. Raises DataError.
 
-        noise: standard deviation of the noise of a mean of φ/norm, as far as it is known before:
-        the larger it is, the more of the norm is for the components that vary most.
+        noise: standard deviation of the noise by which means of φ/norm of two classes will differ,
+        over √2: the larger it is, the more of the norm is for the components that vary most.
         """
         public.check_fits(inputs)
         width = TABLE_WIDTH if len(inputs.shape) == 1 and inputs.texts is None else WIDTH
@@ -124,7 +130,7 @@ class SumMap:
         total = max(float(variances[kept].sum()), MIN_VARIANCE)
         basis = np.ascontiguousarray(turned[:, kept]) / math.sqrt(total)
         shares = np.maximum(variances[kept] / total, MIN_VARIANCE)
-        stretch = np.sqrt(_divide_norm(shares, noise) / shares)
+        stretch = np.sqrt(_divide_norm(shares, max(noise, MIN_MAP_NOISE)) / shares)
         lengths = np.linalg.norm(found @ basis * stretch, axis=1)
         return cls(
             features, centre, basis, stretch / max(np.quantile(lengths, SHORT_SHARE), MIN_LENGTH),
@@ -212,14 +218,30 @@ def _divide_norm(variances: Floats, noise: float) -> Floats:
     return found
 
 
+def class_codes(classes: int) -> Ints:
+    """Return what one of each class counts as in each column that is released: [m, m].
+
+    Of two classes the columns are `DIFFERENCE` times the second less the first, and both; of more,
+    the classes themselves.
+    """
+    if classes == 2:
+        return np.array([[-DIFFERENCE, 1], [DIFFERENCE, 1]], np.int64)
+    return np.eye(classes, dtype=np.int64)
+
+
+def constant_feature(norm: int, classes: int) -> int:
+    """Return the constant that stands beside the features, of a length of at most `norm`."""
+    return norm // DIFFERENCE if classes == 2 else norm
+
+
 @dataclass(frozen=True, eq=False)
 class ReleasedSums:
     """Noisy sums and all that is needed to use them. Public, once they are paid for."""
 
     map: SumMap
     sums: Ints
-    """int64[d + 1, m]: of φ, class by class; the last row is how many are of a class, times the
-    norm."""
+    """int64[d + 1, m]: of φ, by column of `class_codes`; the last row is how many people there
+    are, times `constant_feature`."""
     sigma: float
     """Standard deviation of the noise of each number."""
     units: int
@@ -243,20 +265,42 @@ class ReleasedSums:
             map_sha256=self.map.sha256,
         )
 
-    @property
-    def noise(self) -> float:
-        """Standard deviation of the noise of a mean (`means`)."""
-        return self.sigma / (self.map.norm * self.units)
+    @cached_property
+    def errors(self) -> Floats:
+        """The covariance [m, m] of the noise of each feature's means, over classes."""
+        back = np.linalg.inv(class_codes(self.classes)) * self.sigma / (self.map.norm * self.units)
+        return back.T @ back
 
     @property
+    def count_scale(self) -> float:
+        """By how much the noise of a share of a class is larger than that of a feature's mean."""
+        return self.map.norm / constant_feature(self.map.norm, self.classes)
+
+    @cached_property
     def means(self) -> Floats:
-        """[d + 1, m]: of φ/norm and 1, over all units, those of other classes being 0."""
-        return self.sums / (self.map.norm * self.units)
+        """[d + 1, m]: of φ/norm and 1, over all units, those of other classes being 0.
+
+        The last row are the shares of the classes, and made to add up to 1, as they do.
+        """
+        back = np.linalg.inv(class_codes(self.classes))
+        found: Floats = self.sums @ back / (self.map.norm * self.units)
+        found[-1] *= self.count_scale
+        of_total = self.errors.sum(axis=0)
+        found[-1] += of_total / of_total.sum() * (1 - found[-1].sum())
+        return found
+
+    @property
+    def share_errors(self) -> Floats:
+        """Standard deviations [m] of the noise of the shares in `means`."""
+        of_total = self.errors.sum(axis=0)
+        left = self.errors - np.outer(of_total, of_total) / of_total.sum()
+        found: Floats = self.count_scale * np.sqrt(np.diag(left))
+        return found
 
     @property
     def prior(self) -> Floats:
         """The share of each class [m], as far as noise lets it be seen; none is 0."""
-        seen = np.maximum(self.means[-1], max(self.noise, 1 / self.units) / 2)
+        seen = np.maximum(self.means[-1], np.maximum(self.share_errors, 1 / self.units) / 2)
         shares: Floats = seen / seen.sum()
         return shares
 
@@ -329,7 +373,8 @@ def _check(
             )
     if len(natural) > NATURAL_ROWS:
         raise DataError(f"Released sums hold at most {NATURAL_ROWS:,} public rows.")
-    most = about.norm * about.units + MAX_NOISE_DEVIATIONS * about.sigma
+    largest = DIFFERENCE * about.norm * about.units
+    most = largest + MAX_NOISE_DEVIATIONS * about.sigma
     if max(-float(sums.min()), float(sums.max())) > most:
         raise DataError(
             f"These are not released sums: {about.units:,} people and noise of {about.sigma:g} "
@@ -389,16 +434,16 @@ def _read_array(file: IO[bytes], size: int) -> NDArray[Any]:
 def add_up(
     points: Ints, labels: ArrayLike, groups: ArrayLike | None, classes: int, norm: int
 ) -> Ints:
-    """Return what all people contribute, added up: int64[d + 1, m]. Private.
+    """Return what all people contribute, added up: int64[d + 1, m], by column. Private.
 
     `points`: int64[N, d], a public map of each record; what is longer than `norm`, a whole number
     c, is shortened to it. `labels`: [N], below `classes`. `groups`: [N], whose each record is;
-    None: each is somebody's only one. The last row is c for each person: the class counts.
+    None: each is somebody's only one. The last row is of the constant k (`constant_feature`).
 
     Of a person with R records, R_j of class j, that class gets the sum of their points divided by
-    R, and ⌊c·R_j/R⌋ in the last row. The former is rounded towards zero, and shortened to the
-    latter. So two people's contributions are at most 2c apart (docs/privacy/sums.md).
-    Raises ValueError for other shapes, and for no value.
+    R, and q = ⌊k·R_j/R⌋ in the last row. The former is rounded towards zero, and shortened to
+    q·c/k. Classes then count as `class_codes` says. How far apart two people's contributions are is
+    in docs/privacy/sums.md. Raises ValueError for other shapes, and for no value.
     """
     count, width = points.shape
     if points.dtype != np.int64 or norm < 1 or width * norm**2 >= MAX_WHOLE:
@@ -415,13 +460,15 @@ def add_up(
     totals = np.zeros((classes, width + 1), dtype=np.int64)
     for start, end in pairwise(cuts):
         rows = points[order[start:end]].astype(np.float64)
-        given, of = _contribute(rows, kinds[start:end], people[start:end], norm)
+        given, of = _contribute(rows, kinds[start:end], people[start:end], norm, classes)
         present, places = np.unique(of, return_index=True)
         totals[present] += np.add.reduceat(given, places, axis=0).astype(np.int64)
-    return totals.T.copy()
+    return totals.T @ class_codes(classes)
 
 
-def _contribute(rows: Floats, kinds: Ints, people: Ints, norm: int) -> tuple[Floats, Ints]:
+def _contribute(
+    rows: Floats, kinds: Ints, people: Ints, norm: int, classes: int
+) -> tuple[Floats, Ints]:
     """Return what each person gives to each of their classes, [P, d + 1], and that class, [P].
 
     Sorted by class. The rows are sorted by person and class.
@@ -431,11 +478,12 @@ def _contribute(rows: Floats, kinds: Ints, people: Ints, norm: int) -> tuple[Flo
     person = np.cumsum(own)[pairs] - 1
     records = np.diff(pairs, append=len(rows))
     of_person = np.bincount(person, records)[person]
-    most = np.trunc(norm * records / of_person)[:, None]
+    constant = constant_feature(norm, classes)
+    counts = np.trunc(constant * records / of_person)[:, None]
     sums = np.add.reduceat(_shorten(rows, np.float64(norm)), pairs, axis=0)
-    means = _shorten(np.trunc(sums / of_person[:, None]), most)
+    means = _shorten(np.trunc(sums / of_person[:, None]), norm // constant * counts)
     order = np.argsort(kinds[pairs], kind="stable")
-    return np.concatenate([means, most], axis=1)[order], kinds[pairs][order]
+    return np.concatenate([means, counts], axis=1)[order], kinds[pairs][order]
 
 
 def _shorten(vectors: Floats, most: Floats | np.float64) -> Floats:
@@ -544,7 +592,7 @@ def find_cut(released: ReleasedSums, found: SumScores, probabilities: Floats) ->
     """
     if probabilities.shape[1] != 2:
         return None
-    share, error = float(released.prior[1]), max(released.noise, 1 / released.units)
+    share, error = float(released.prior[1]), max(released.share_errors[1], 1 / released.units)
     second = probabilities[:, 1]
     if not MIN_CUT_ERRORS * error < share < 1 - MIN_CUT_ERRORS * error or np.ptp(second) < 1e-9:
         return None
@@ -604,7 +652,7 @@ def _tilt(points: Floats, released: ReleasedSums) -> Floats:
     variances = np.maximum(variances, MIN_VARIANCE)
     along = centred @ turned
     wanted = (released.means[:-1].sum(axis=1) - centre) @ turned
-    errors = released.classes * released.noise**2 + variances * (1 / released.units + 1 / rows)
+    errors = released.errors.sum() + variances * (1 / released.units + 1 / rows)
 
     def unlikely(spread: float) -> float:
         total = errors + spread * variances**2
@@ -644,8 +692,8 @@ def _tilt(points: Floats, released: ReleasedSums) -> Floats:
 class _Match:
     """Weights W [d + 1, m] of the components with which a pool has the released means.
 
-    The error of the means of component k has the covariance ζ²·I + λ_k·Q over classes: ζ is the
-    noise, λ_k the component's variance, and Q/λ what the private people and the pool leave open,
+    The error of the means of component k has the covariance Z + λ_k·Q over classes: Z is the
+    noise's, λ_k the component's variance, and Q what the private people and the pool leave open,
     diag(π)/N + E[p pᵀ]/P. By Gauss and Newton, each step by conjugate gradients.
     """
 
@@ -705,8 +753,7 @@ class _Match:
         left, own = self._open(self._shares(weights))
         gain = self.crossed[:-1, None]
         seen = gain * ((weights - self.start)[:-1] @ own) - self._missed(self._shares(weights))[:-1]
-        errors = self.released.noise**2 * np.eye(len(own))
-        errors = errors + self.variances[:-1, None, None] * left
+        errors = self.released.errors + self.variances[:-1, None, None] * left
         best, most = (USUAL_SPREAD, SPREAD_POWERS[0]), -np.inf
         for power, shape in self.shapes.items():
             slopes = (gain**2 * shape[:-1])[:, :, None] * (own @ own)
@@ -724,8 +771,10 @@ class _Match:
     def _fit(self, weights: Floats, allowed: Floats) -> Floats:
         """The likeliest weights, beginning with some, of such variances."""
         start = self.start
-        values, turned = np.linalg.eigh(self._open(self._shares(weights))[0])
-        errors = self.released.noise**2 + np.outer(self.variances, np.maximum(values, 0))
+        # In these directions over classes, both parts of the covariance are diagonal, noise's 1.
+        values, turned = eigh(self._open(self._shares(weights))[0], self.released.errors)
+        errors = 1 + np.outer(self.variances, np.maximum(values, 0))
+        errors[-1] += self.released.count_scale**2 - 1
 
         def lose(weights: Floats) -> tuple[float, Floats, Floats]:
             shares = self._shares(weights)

@@ -161,7 +161,7 @@ def test_what_was_released_is_there_for_its_students(
     assert (release.sigma, release.map_sha256) == (released.sigma, released.map.sha256)
     assert (facts.kind, facts.teachers, facts.units, released.units) == ("sums", 1, PEOPLE, PEOPLE)
     public = PublicData.declare("digits from 1200 on", built.public)
-    known = SumMap.fit(facts.input, public, release.norm, released.noise)
+    known = SumMap.fit(facts.input, public, release.norm, released.errors[0, 0] ** 0.5)
     assert released.map.stretch == pytest.approx(known.stretch), "the norm is divided by the noise"
     student = Caller(server, server.token())
     assert slug(student.http.get("/pool")) == "not-found"

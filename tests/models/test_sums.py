@@ -54,8 +54,7 @@ def release(
     sigma: float = 1.0,
     natural: NDArray[Any] | None = None,
 ) -> ReleasedSums:
-    of_class = np.eye(classes, dtype=np.int64)[labels]
-    exact = np.vstack([known(x).T @ of_class, known.norm * of_class.sum(axis=0)])
+    exact = add_up(known(x), labels, None, classes, known.norm)
     noise = np.random.default_rng(1).normal(size=exact.shape) * sigma
     rows = x[:50] if natural is None else natural
     return ReleasedSums(known, exact + np.rint(noise).astype(np.int64), sigma, len(x), rows)
@@ -156,7 +155,8 @@ def test_fitted_weights_are_where_no_step_helps(
     allowed, _ = match._choose_spread(match.start)
     weights = match._fit(match.start, allowed)
     left, _ = match._open(match._shares(match.start))
-    covariance = released.noise**2 * np.eye(classes) + match.variances[:, None, None] * left
+    covariance = released.errors + match.variances[:, None, None] * left
+    covariance[-1] += (released.count_scale**2 - 1) * released.errors
     inverse = np.linalg.inv(covariance)
 
     def lose(w: NDArray[np.float64]) -> float:
@@ -372,32 +372,49 @@ Add = Callable[..., NDArray[np.int64]]
 
 def slowly_added(person: list[Row], classes: int, norm: int) -> NDArray[np.int64]:
     """What a person contributes, by whole numbers and fractions one at a time: [d + 1, m]."""
-    width, rows = len(person[0][0]), len(person)
+    width, rows, longer = len(person[0][0]), len(person), 2 if classes == 2 else 1
     found = np.zeros((width + 1, classes), np.int64)
     for each in range(classes):
         own = [point for point, label in person if label == each]
-        most = norm * len(own) // rows
+        count = norm // longer * len(own) // rows
         mean = [int(Fraction(sum(values), rows)) for values in zip(*own, strict=True)]
-        squared = sum(value**2 for value in mean)
+        squared, most = sum(value**2 for value in mean), longer * count
         if squared > most**2:
             length = math.isqrt(squared - 1) + 1
             mean = [int(Fraction(value * most, length)) for value in mean]
         found[:width, each] = mean or 0
-        found[width, each] = most
-    return found
+        found[width, each] = count
+    return by_column(found)
+
+
+def by_column(own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What is released of the sums of each class, [d + 1, m]."""
+    if own.shape[1] > 2:
+        return own
+    first, second = own.T
+    return np.stack([2 * (second - first), first + second], axis=1)
+
+
+def of_classes(added: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sums of each class, of what is released by column: [..., d + 1, m]."""
+    if added.shape[-1] > 2:
+        return added
+    twice, both = added[..., 0], added[..., 1]
+    return np.stack([2 * both - twice, 2 * both + twice], axis=-1) // 4
 
 
 def tiny_people(norm: int, classes: int) -> list[list[Row]]:
     """Everybody with one to three rows of a few points, and some with many."""
-    points = [(norm, 0), (-norm, 0), (3, 4), (-4, 3), (-1, -2), (0, 0)]
+    a, b = 3 * norm // 5, 4 * norm // 5
+    points = [(norm, 0), (-norm, 0), (a, b), (-b, a), (-1, -2), (0, 0)]
     rows = list(itertools.product(points, range(classes)))
     few = [
         list(own)
         for count in (1, 2, 3)
         for own in itertools.combinations_with_replacement(rows, count)
     ]
-    near = [((3, 4), 0), ((4, 3), 0)] * 60 + [((-norm, 0), 1)]
-    return [*few, near, [*near, *rows], [((-3, -4), 0)] * 101 + [((0, norm), 1)]]
+    near = [((a, b), 0), ((b, a), 0)] * 60 + [((-norm, 0), 1)]
+    return [*few, near, [*near, *rows], [((-a, -b), 0)] * 101 + [((0, norm), 1)]]
 
 
 def add_one(add: Add, person: list[Row], classes: int, norm: int) -> NDArray[np.int64]:
@@ -409,23 +426,25 @@ def add_one(add: Add, person: list[Row], classes: int, norm: int) -> NDArray[np.
 def measure(add: Add, people: list[list[Row]], classes: int, norm: int) -> tuple[int, int]:
     """The most that two people's contributions are apart, and that a class's is too long: squared.
 
-    A person's contribution is [d + 1, m]: of each class the features, and their bound.
+    A person's contribution is [d + 1, m]: of each class the features, and what bounds them.
     """
     given = np.array([add_one(add, person, classes, norm) for person in people])
     flat = given.reshape(len(people), -1)
     squared = (flat**2).sum(axis=1)
     apart = squared[:, None] + squared - 2 * flat @ flat.T
-    too_long = (given[:, :-1] ** 2).sum(axis=1) - given[:, -1] ** 2
+    own = of_classes(given)
+    longest = own[:, -1] * (2 if classes == 2 else 1)
+    too_long = (own[:, :-1] ** 2).sum(axis=1) - longest**2
     return int(apart.max()), int(too_long.max())
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_replacing_a_person_moves_the_sums_by_what_is_paid_for(classes: int) -> None:
-    norm = 5
+    norm = 10
     people = tiny_people(norm, classes)
     priced = Sums(9.0, norm, 2, classes, "ab" * 32).event.squared
     assert measure(add_up, people, classes, norm) == (priced, 0)
-    assert priced == 4 * norm**2
+    assert priced == 4 * norm**2 * (5 if classes == 2 else 1)
 
 
 def _every_row(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
@@ -435,31 +454,43 @@ def _every_row(points: Any, labels: Any, groups: Any, classes: int, norm: int) -
 
 def _not_shortened(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
     """Counts are rounded, and features are not shortened to them."""
-    found = add_up(points, labels, groups, classes, norm)
+    found = of_classes(add_up(points, labels, groups, classes, norm))
     for each in range(classes):
         found[:-1, each] = np.trunc(points[labels == each].sum(axis=0) / len(points))
-    return found
+    return by_column(found)
 
 
 def _to_the_nearest(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
     """Means and counts are rounded to the nearest whole number."""
-    found = add_up(points, labels, groups, classes, norm)
+    found = of_classes(add_up(points, labels, groups, classes, norm))
+    constant = sums.constant_feature(norm, classes)
     for each in range(classes):
         own = labels == each
         found[:-1, each] = np.rint(points[own].sum(axis=0) / len(points))
-        found[-1, each] = np.rint(norm * own.mean())
-    return found
+        found[-1, each] = np.rint(constant * own.mean())
+    return by_column(found)
 
 
 def _longer_rows(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
-    """A row may be a unit longer than the norm, as if it were only rounded."""
-    return add_up(points + np.sign(points), labels, groups, classes, norm + 1)
+    """A row may be longer than the norm, as if it were only rounded."""
+    return add_up(points + 2 * np.sign(points), labels, groups, classes, norm + 2)
 
 
-@pytest.mark.parametrize("defect", [_every_row, _not_shortened, _to_the_nearest, _longer_rows])
-def test_a_defect_of_what_people_contribute_is_seen(defect: Add) -> None:
-    apart, too_long = measure(defect, tiny_people(5, 2), 2, 5)
-    assert apart > 100 or too_long > 0
+def _longer_constant(points: Any, labels: Any, groups: Any, classes: int, norm: int) -> Any:
+    """The constant is a unit longer than what is free."""
+    found = add_up(points, labels, groups, classes, norm)
+    found[-1] += np.sign(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    "defect", [_every_row, _not_shortened, _to_the_nearest, _longer_rows, _longer_constant]
+)
+def test_a_defect_of_what_people_contribute_is_seen(defect: Add, classes: int) -> None:
+    priced = Sums(9.0, 10, 2, classes, "ab" * 32).event.squared
+    apart, too_long = measure(defect, tiny_people(10, classes), classes, 10)
+    assert apart > priced or too_long > 0
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 13])
@@ -487,13 +518,13 @@ def test_a_bound_is_kept_whatever_is_added_up(extreme: int) -> None:
     norm = 5
     points = np.array([[extreme, 1], [extreme, extreme], [0, 0]], np.int64)
     for labels, groups in itertools.product(([0, 1, 1], [-7, 99, 1]), (None, [4, 4, 4])):
-        found = add_up(points, labels, groups, 2, norm)
+        found = of_classes(add_up(points, labels, groups, 2, norm))
         people = 3 if groups is None else 1
         assert np.abs(found).max() <= people * norm
-        assert found[-1].sum() <= people * norm
+        assert found[-1].sum() <= people * norm // 2
         for only in range(3):
             one = add_up(points[only : only + 1], labels[only : only + 1], None, 2, norm)
-            assert (one[:-1] ** 2).sum() <= norm**2
+            assert (of_classes(one)[:-1] ** 2).sum() <= norm**2
 
 
 def test_a_person_with_ten_thousand_rows_counts_once() -> None:

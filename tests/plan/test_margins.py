@@ -166,31 +166,34 @@ def test_next_to_nothing_pays_for_no_histograms() -> None:
         quote(NoisyVotes(1000, 2, 300.0), 0.05, 1e-6, release=Histograms(20.0, CELLS, SCHEMA).spec)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(("epsilon", "units"), [(0.02, 1_000_000), (0.1, 32_561), (4.0, 2_000)])
-def test_sums_cost_the_budget_that_was_asked(epsilon: float, units: int) -> None:
-    """By the Gaussian mechanism: one person moves all of them by twice the norm at most."""
+def test_sums_cost_the_budget_that_was_asked(epsilon: float, units: int, classes: int) -> None:
+    """By the Gaussian mechanism: one person moves them by twice the norm, of two classes √5 times
+    as far."""
     delta = default_delta(units)
-    given = plan_norm(epsilon, delta), 107, 2, SCHEMA
+    given = plan_norm(epsilon, delta, classes), 107, classes, SCHEMA
     release = plan_sums(*given, epsilon, delta)
-    mu = 2 * release.norm / release.sigma
+    mu = (math.sqrt(20) if classes == 2 else 2) * release.norm / release.sigma
     above, below = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
     assert 0.9 * delta < norm.cdf(above) - math.exp(epsilon) * norm.cdf(below) <= delta
     assert release.sigma <= MAX_SIGMA
-    assert release.norm == MAX_SUM_NORM or release.sigma > 0.97 * MAX_SIGMA
-    terms = quote(SumAnswers(1, 2), epsilon, delta, release=release.spec)
+    coarse = (release.norm + 2) / release.norm
+    assert release.norm == MAX_SUM_NORM or release.sigma * coarse > 0.97 * MAX_SIGMA
+    terms = quote(SumAnswers(1, classes), epsilon, delta, release=release.spec)
     assert (terms.affordable(terms.start), terms.prices) == (0, {})
     with refuses(ParameterError, "sums"):
         quieter = Sums(float(f"{0.99 * release.sigma:.3g}"), *given)
-        quote(SumAnswers(1, 2), epsilon, delta, release=quieter.spec)
+        quote(SumAnswers(1, classes), epsilon, delta, release=quieter.spec)
 
 
 def test_sums_that_would_need_too_much_noise_are_refused_with_what_would_do() -> None:
     with pytest.raises(ParameterError) as refused:
-        plan_norm(1e-4, 1e-6)
+        plan_norm(1e-4, 1e-6, 2)
     wanted = float(str(refused.value).split()[-3])
-    assert plan_norm(wanted, 1e-6) >= MIN_SUM_NORM
-    assert wanted < 0.02
-    plan_sums(plan_norm(wanted, 1e-6), 20, 2, SCHEMA, wanted, 1e-6)
+    assert plan_norm(wanted, 1e-6, 2) >= MIN_SUM_NORM
+    assert wanted < 0.03
+    plan_sums(plan_norm(wanted, 1e-6, 2), 20, 2, SCHEMA, wanted, 1e-6)
 
 
 def test_sums_and_votes_are_not_mixed() -> None:

@@ -396,7 +396,7 @@ class _Sums:
     @classmethod
     def of(cls, material: Material, project: SumProject) -> _Sums:
         pool, release = material.pool, project.release
-        known = SumMap.fit(pool.spec, _public(pool), release.norm)
+        known = SumMap.fit(pool.spec, _public(pool), release.norm, project.map_noise)
         if known.sha256 != release.map_sha256:
             raise DataError(f"{pool.name} has another map of features than the project.")
         first, second = material.first, material.second

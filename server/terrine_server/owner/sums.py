@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from terrine_server.planning.first_project import default_delta, plan_norm, plan_sums
+from terrine_server.planning.first_project import default_delta, plan_map, plan_sums
 
 if TYPE_CHECKING:
     from terrine_models.data.arrays import Dataset
     from terrine_models.features.public import PublicData
     from terrine_models.teachers.manifests import Manifest
-
-# Of a map that is not fitted yet.
-NO_MAP = "0" * 64
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -68,9 +65,8 @@ def make_sums(
     check_new(out)
     units, epsilon = unit_count(private), settings.epsilon
     delta = settings.paid_delta(units)
-    classes, norm = len(private.classes), plan_norm(epsilon, delta)
-    # How much noise there is follows from the norm, whatever the map and its features are.
-    noise = plan_sums(norm, 1, classes, NO_MAP, epsilon, delta).sigma / (norm * units)
+    classes = len(private.classes)
+    norm, noise = plan_map(epsilon, delta, classes, units)
     known = fit_sum_map(private, public, norm, noise)
     release = plan_sums(known.norm, known.width, classes, known.sha256, epsilon, delta)
     sums = release.add_noise(add_up_records(known, private))

@@ -31,8 +31,8 @@ from terrine_server.planning.first_project import (
     SumProject,
     default_near,
     has_less_noise,
+    plan_map,
     plan_neighbours,
-    plan_norm,
 )
 from terrine_server.planning.opening import MIN_ANSWERS_PER_CLASS
 from terrine_server.planning.own_labels import OwnLabels, measure_own_labels
@@ -199,8 +199,8 @@ def _find_sum_project(setting: Setting, sample: Dataset, pool: PublicData) -> _A
     if len(pool.inputs) < MIN_PUBLIC_ROWS:
         return None
     try:
-        norm = plan_norm(setting.epsilon, setting.delta)
-        known = SumMap.fit(sample.spec, pool, norm)
+        norm, noise = plan_map(setting.epsilon, setting.delta, setting.classes, setting.units)
+        known = SumMap.fit(sample.spec, pool, norm, noise)
         first = setting.of_sums(norm=norm, features=known.width, map_sha256=known.sha256)
         return _Added(known, first)
     except ParameterError:

@@ -10,6 +10,7 @@ Everything a release says of itself is public. Its price comes first out of the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,15 +77,19 @@ class Histograms:
 # Of a person's features. A greater one only adds digits.
 MAX_NORM = 1 << 20
 
+# Of two classes, by how much the difference of their sums is released larger than their total.
+DIFFERENCE = 2
+
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over all units of public features, for each class, with noise on each number.
 
-    `norm`: a whole number c, at most which each unit's features are long. A constant feature c is
-    among them, so that its sums are the class counts. `features`: d, without it. `map_sha256`: of
-    the public map that makes features of an input. Replacing a unit moves the (d + 1)·m sums by a
-    vector whose length is at most 2c (docs/privacy/sums.md).
+    `norm`: a whole number c, at most which each unit's features are long. A constant feature is
+    among them, whose sums are the class counts. `features`: d, without it. `map_sha256`: of the
+    public map that makes features of an input. Of two classes, it is twice the sums of the second
+    less those of the first, and the sums of both. Replacing a unit moves the (d + 1)·m numbers by a
+    vector whose length is at most 2c, of two classes 2c·√5 (docs/privacy/sums.md).
     """
 
     kind: ClassVar[str] = "sums"
@@ -108,7 +113,13 @@ class Sums:
     @property
     def event(self) -> ReleasedCounts:
         """What it costs, as a cost event."""
-        return ReleasedCounts(self.sigma, squared=4 * self.norm**2)
+        code = 1 + DIFFERENCE**2 if self.classes == 2 else 1
+        return ReleasedCounts(self.sigma, squared=4 * self.norm**2 * code)
+
+    @property
+    def class_noise(self) -> float:
+        """Standard deviation of the noise by which sums of two classes differ, over √2."""
+        return self.sigma / (DIFFERENCE * math.sqrt(2)) if self.classes == 2 else self.sigma
 
     @property
     def spec(self) -> dict[str, Any]:

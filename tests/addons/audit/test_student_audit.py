@@ -39,6 +39,7 @@ from terrine_server.planning.first_project import (
     Setting,
     max_detection_rate,
     max_guess_accuracy,
+    plan_map,
 )
 from terrine_server.privacy.noise import NoiseTable
 
@@ -71,7 +72,8 @@ def added_material() -> Material:
     """The same records, of which sums are released."""
     usual = material()
     setting = Setting.of(units=len(usual.second), rows=len(usual.pool), classes=10, epsilon=1.0)
-    known = SumMap.fit(usual.pool.spec, _public(usual.pool), norm=1024)
+    norm, noise = plan_map(setting.epsilon, setting.delta, setting.classes, setting.units)
+    known = SumMap.fit(usual.pool.spec, _public(usual.pool), norm, noise)
     project = setting.of_sums(norm=known.norm, features=known.width, map_sha256=known.sha256)
     return replace(usual, project=project)
 
