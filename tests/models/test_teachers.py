@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from support.data import make_kept_rows, records
 from support.processes import in_processes
 from support.wording import refuses
 from support.workers import train_until_killed
@@ -23,16 +25,20 @@ from terrine_models.data.arrays import DataError, Dataset, InputSpec
 from terrine_models.features.fitting import public_features
 from terrine_models.features.public import PublicData
 from terrine_models.storage.manifests import load_tensors, manifest_digest
+from terrine_models.sums import ReleasedSums
 from terrine_models.tables.designed import DesignedPool
+from terrine_models.teachers import sums as sums_teachers
 from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.kinds import Forests, Heads, Networks, load_manifest
-from terrine_models.teachers.manifests import ShardTeachers, TeacherSettings
+from terrine_models.teachers.manifests import Manifest, ShardTeachers, TeacherSettings
 from terrine_models.teachers.neighbours import RECORDS_FILE, NeighbourSettings, build
 from terrine_models.teachers.networks import NetworkTeachers
 from terrine_models.teachers.people import name_digests
 from terrine_models.teachers.shards import TrainingError, partition_records, teacher_of
+from terrine_models.teachers.sums import add_up_records, fit_sum_map, natural_rows
 from terrine_models.teachers.training import train_ensemble
+from terrine_protocol import HistogramRelease
 from terrine_protocol.schema import TableSchema
 
 SMALL = Heads(width=40, augmentations=1)
@@ -286,13 +292,31 @@ def test_changing_one_record_changes_one_teacher(tmp_path: Path, case: Case) -> 
                 assert differ == [] if person == CHANGED else differ == [owner[CHANGED]], how
 
 
+def build_heads(out: Path, data: Dataset, public: PublicData) -> Manifest:
+    return train_ensemble(data, out, name="a", teachers=4, seed=11)
+
+
+def build_designed(out: Path, data: Dataset, public: PublicData) -> Manifest:
+    pool = DesignedPool(public.inputs, public.inputs[:20], np.array([0.5, 0.5]))
+    release = HistogramRelease(sigma=60, cells=(4, 4, 4, 4, 2), schema_sha256="5c" * 32)
+    return train_ensemble(data, out, name="a", teachers=4, pool=pool, release=release)
+
+
+def build_sums(out: Path, data: Dataset, public: PublicData) -> Manifest:
+    known = fit_sum_map(data, public, norm=1024)
+    sums, natural = add_up_records(known, data), natural_rows(public)
+    released = ReleasedSums(known, sums, 50.0, len(data), natural)  # whatever its noise was
+    return sums_teachers.build(data, out, name="a", public=public, released=released)
+
+
+@pytest.mark.parametrize("train", [build_heads, build_designed, build_sums])
 def test_digests_of_an_ensemble_do_not_confirm_a_guess_of_its_records(
-    tmp_path: Path, digits: Dataset
+    tmp_path: Path, train: Callable[[Path, Dataset, PublicData], Manifest]
 ) -> None:
-    data = rows_of(digits, slice(0, 120))
-    made = [
-        train_ensemble(data, tmp_path / str(i), name="a", teachers=4, seed=11) for i in range(2)
-    ]
+    """Nor of noisy counts or sums that nobody has paid for yet: here all of them are guessed."""
+    data, public = records(120, people=120), PublicData.declare("rows", make_kept_rows(120, 2))
+    made = [train(tmp_path / str(i), data, public) for i in range(2)]
+    assert made[0] == made[1].model_copy(update={"files": made[0].files}), "all else was guessed"
     for name in made[0].teacher_files:
         assert made[0].files[name] != made[1].files[name]
     assert manifest_digest(tmp_path / "0") != manifest_digest(tmp_path / "1")
