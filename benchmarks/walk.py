@@ -48,6 +48,8 @@ PLAIN_ROWS = 50_000
 PLAIN_VALUES = 8_000_000
 """Numbers in all of them."""
 POINT = 0.01
+WORSE = 0.02
+"""Of accuracy, by which a student that is worse than the largest class is a fault."""
 RIDGE = "ridge regression"
 BOOSTING = "gradient boosting"
 MOST_BOOSTED = 200
@@ -122,6 +124,7 @@ class Walk:
     logistic: Scores
     public: Scores
     seconds_until_open: float
+    """Of a processor, as those below: what quickstart took, where it opened."""
     seconds_of_student: float
     declined: str | None = None
     """What quickstart said where it opened nothing without `--anyway`."""
@@ -173,13 +176,14 @@ def main(
             if (name, seed) in known:
                 ended.append(known[name, seed])
                 continue
+            print(f"{name}, seed {seed}:", flush=True)
             try:
                 with tempfile.TemporaryDirectory(prefix="walk-") as place:
                     made = source.deal(np.random.default_rng(seed)).write(name, Path(place))
                     found = walk(name, made, seed, epsilon)
             except Exception as error:  # one set's failure must not end the walks of all others
                 failed[f"{name}, seed {seed}"] = f"{type(error).__name__}: {error}"
-                print(f"{name}, seed {seed}: FAILED\n{error}", flush=True)
+                print(f"  FAILED\n{error}", flush=True)
                 continue
             ended.append(found)
             print("\n".join(lines(found)), flush=True)
@@ -262,7 +266,23 @@ def bars(ended: Sequence[Ended], failed: Mapping[str, str]) -> Iterator[Bar]:
     yield Bar("no student clearly behind a plain model on the same answers", behind, not behind)
     chance = tuple(each.data for each in opened if not each.above_chance)
     yield Bar("every student is shown to be better than a guess", chance, not chance)
+    agreed = [each for each in opened if each.declined is None]
+    worse = tuple(
+        each.data for each in agreed if each.student.accuracy < each.majority.accuracy - WORSE
+    )
+    yield Bar("no project that was opened is two points below the largest class", worse, not worse)
+    wrongly = tuple(
+        each.data
+        for each in opened
+        if each.declined is not None and _merit(each.student) > _merit(each.public) + POINT
+    )
+    yield Bar("no project was declined that is a point ahead of labels alone", wrongly, not wrongly)
     yield Bar("no walk failed", tuple(failed), not failed)
+
+
+def _merit(scores: Scores) -> float:
+    """The AUC, of two classes, and else the balanced accuracy, as quickstart compares."""
+    return scores.balanced if scores.auc is None else scores.auc
 
 
 def _range(between: tuple[float, float] | None) -> str:

@@ -7,7 +7,12 @@ import math
 import pytest
 
 from support.wording import refuses
-from terrine_server.planning.first_project import Setting, default_delta, default_teachers
+from terrine_server.planning.first_project import (
+    NeighbourPlan,
+    Setting,
+    default_delta,
+    default_teachers,
+)
 from terrine_server.privacy import Account, NoisyVotes, ParameterError, quote
 
 
@@ -76,9 +81,16 @@ def test_the_project_pays_for_every_public_row_and_fits_its_cap(epsilon: float) 
     assert 0 < first.share <= 1
 
 
-def test_too_few_public_rows_are_refused_whatever_votes_on_them() -> None:
+def test_too_few_public_rows_are_refused_to_who_votes_on_each() -> None:
+    few = Setting.of(units=100_000, rows=19, classes=2, epsilon=1)
+    near = NeighbourPlan(near=20, sigma=10, queries=19, allowance=100, retired=0, votes=20)
+    with refuses(ParameterError, "rows", "20"):
+        few.of_teachers(500)
+    with refuses(ParameterError, "rows", "20"):
+        few.of_neighbours(near)
+    assert few.of_sums(norm=100, features=5, map_sha256="0" * 64).release.features == 5
     with refuses(ParameterError, "rows"):
-        Setting.of(units=100_000, rows=19, classes=2, epsilon=1)
+        Setting.of(units=100_000, rows=2, classes=3, epsilon=1)
     with refuses(ParameterError, "epsilon"):
         Setting.of(units=100_000, rows=1_000, classes=2, epsilon=0)
 

@@ -512,6 +512,18 @@ def test_of_few_or_unlabelled_public_records_the_noise_of_the_votes_decides() ->
     assert not any(each.first.too_noisy for each in others[-1:])
 
 
+def test_of_few_kinds_of_public_rows_sums_alone_are_worth_asking() -> None:
+    sample, few = public(600), replace(SETTING, rows=15)
+    kinds = replace(sample, inputs=(sample.inputs.astype(np.float32) * 3).round() / 3)
+    found = by_name(chosen(kinds, few))
+    assert list(found) == ["sums"]
+    assert found["sums"].students is not None
+    assert found["sums"].students.accuracy[0] > 0.7
+    assert list(by_name(chosen(kinds, few, labelled=False))) == ["sums"]
+    with refuses(ParameterError, "small", "15", "20"):  # too few for sums as well
+        chosen(public(99), few)
+
+
 def test_of_unlabelled_pictures_those_vote_who_are_near() -> None:
     sample = public(400)
     pixels = np.random.default_rng(0).integers(0, 255, (400, 6, 6)).astype(np.uint8)

@@ -379,6 +379,14 @@ def plan_map(epsilon: float, delta: float, classes: int, units: int) -> tuple[in
     return norm, release.class_noise / (norm * units)
 
 
+def _check_rows(rows: int, classes: int, least: int) -> None:
+    if rows < least:
+        raise ParameterError(
+            f"Too small: {rows:,} different public rows for {classes:,} classes teach a student "
+            f"nothing. At least {least:,} are needed, and thousands are better."
+        )
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a first project has to start from: public numbers alone."""
@@ -406,22 +414,21 @@ class Setting:
         """Return that of private units (records or people), and different public rows, all asked.
 
         `rows`: how many; None if they are designed. `joined`: the cap of the population that these
-        units are of, if it is fixed already. Raises `ParameterError` for too few rows, whatever
-        votes on them.
+        units are of, if it is fixed already. Raises `ParameterError` for fewer rows than
+        classes, from which nothing is learned.
         """
         epsilon = check_epsilon(epsilon)
-        least = MIN_ANSWERS_PER_CLASS * classes
         rows = DESIGNED_ROWS[0] if rows is None else rows
-        if rows < least:
-            raise ParameterError(
-                f"Too small: {rows:,} different public rows for {classes:,} classes teach a "
-                f"student nothing. At least {least:,} are needed, and thousands are better."
-            )
+        _check_rows(rows, classes, classes)
         delta = default_delta(units)
         limit = (
             cap(min(CAP_IN_EPSILONS * epsilon, MAX_EPSILON), delta) if joined is None else joined
         )
         return cls(units, rows, classes, epsilon, delta, limit, joined is not None)
+
+    def check_answers(self) -> None:
+        """Raise `ParameterError` for too few rows to learn from votes on each, whoever votes."""
+        _check_rows(self.rows, self.classes, MIN_ANSWERS_PER_CLASS * self.classes)
 
     @property
     def numbers_of_teachers(self) -> tuple[int, ...]:
@@ -435,20 +442,22 @@ class Setting:
     def of_teachers(self, teachers: int) -> FirstProject:
         """Return a project of so many trained teachers, with noisy counts of their votes.
 
-        Raises `ParameterError` if their noise cannot be drawn.
+        Raises `ParameterError` for too few rows, or if their noise cannot be drawn.
         """
+        self.check_answers()
         sigma = sigma_for_rows(self.rows, teachers, self.classes, self.epsilon, self.delta)
         return FirstProject(**vars(self), teachers=teachers, sigma=sigma).reserving()
 
     def of_neighbours(self, plan: NeighbourPlan) -> NeighbourProject:
         """Return a project of units that vote themselves. Raises `ParameterError` likewise."""
+        self.check_answers()
         given = vars(self) | {"teachers": self.units, "sigma": plan.sigma}
         return NeighbourProject(**given, neighbours=plan).reserving()
 
     def of_sums(self, *, norm: int, features: int, map_sha256: str) -> SumProject:
         """Return a project that is told sums of so many features once, and nothing else.
 
-        Raises `ParameterError` likewise.
+        Raises `ParameterError` if their noise cannot be drawn.
         """
         budget = self.epsilon, self.delta
         release = plan_sums(norm, features, self.classes, map_sha256, *budget)

@@ -151,6 +151,7 @@ def _compare_options(
             first = len(sample.spec.shape) == 1 and not added.project.too_noisy
             options = [added.project, *options] if first else [*options, added.project]
         if not options:
+            setting.check_answers()
             raise ParameterError(
                 f"{setting.rows:,} rows need more noise for ε = {setting.epsilon:g} than can be "
                 "drawn, however the records are asked. Ask fewer rows, or use a larger epsilon."
