@@ -56,14 +56,15 @@ MOST_BOOSTED = 200
 """Features of an input from which boosting is not tried."""
 BOOTSTRAPS = 200
 """Draws of the tested rows for the standard error of an AUC."""
-SUMS = "sums"
+SUMS, DESIGNED = "sums", "designed rows"
 WAYS = {
-    SUMS: "sums",
-    "neighbours": "neighbours:",
+    SUMS: "sums: ",
+    "neighbours": "neighbours: ",
     "confident answers": "and else nothing",
-    "teachers": "teachers",
+    DESIGNED: "designed from the schema",
+    "teachers": "teachers: ",
 }
-"""What quickstart says of each way to ask the records."""
+"""What quickstart says of each way to ask the records, and of it alone."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Lead:
 class Walk:
     """What one seed gave. `forecast`: quickstart's line, with its ranges, if it said any.
 
-    `promised`: different public rows whose answers quickstart called certain.
+    `promised`: different public rows whose answers quickstart called certain; 0 if none is asked.
     """
 
     data: str
@@ -117,7 +118,7 @@ class Walk:
     plain: dict[str, Scores]
     """Models on the same answers, as `Labels.training_set` gives them, by name.
 
-    None of sums, whose answers are a student's own.
+    None where the pool is not asked: of sums and designed rows.
     """
     leads: dict[str, Lead]
     """Of each of these."""
@@ -306,21 +307,25 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
     }
     if isinstance(opened, Refused):
         return Declined(**common, said=opened.said)
+    forecast, words = (_line(opened.said, heading) for heading in ("It buys", "By what"))
+    way = next(name for name, known in WAYS.items() if known in words)
+    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
+    asks_pool = way not in (SUMS, DESIGNED)
+    if certain is None and asks_pool:
+        raise CommandError(f"quickstart did not say what is certain:\n{opened.said}")
     with opened.serve():
         learning = opened.train_student()
         own = opened.predict(made.tested, tested.classes)
         opened.train_student("--labels", made.pool.name)
         labelled = opened.predict(made.tested, tested.classes)
-        with Client(opened.url, opened.token) as client:
-            answers = client.label(pool.inputs)
-    forecast, words = (_line(opened.said, heading) for heading in ("It buys", "By what"))
-    way = next(name for name, known in WAYS.items() if known in words)
-    certain = re.search(r"for certain, [a-z ]*([\d,]+) [\d,of ]*different", forecast)
-    if certain is None and way != SUMS:
-        raise CommandError(f"quickstart did not say what is certain:\n{opened.said}")
-    outcomes, numbers = np.array(answers.outcomes), number_distinct_rows(pool.inputs)
+        answers = None
+        if asks_pool:
+            with Client(opened.url, opened.token) as client:
+                answers = client.label(pool.inputs)
+    plain = {} if answers is None else _plain(answers, pool, tested)
+    outcomes = np.array([] if answers is None else answers.outcomes)
+    numbers = number_distinct_rows(pool.inputs)[: len(outcomes)]
     answered = numbers[np.isin(outcomes, ("answered", "abstained", "exhausted"))]
-    plain = {} if way == SUMS else _plain(answers, pool, tested)
     return Walk(
         **common,
         way=way,

@@ -24,6 +24,7 @@ from terrine_server.planning.forecast import Forecast, Option, compare_options
 from terrine_server.planning.opening import choose
 from terrine_server.planning.own_labels import OwnLabels
 from terrine_server.planning.students import (
+    DRAWS,
     Draw,
     MeasuredStudent,
     PublicStandIns,
@@ -31,6 +32,7 @@ from terrine_server.planning.students import (
     ask_designed,
     ask_teachers,
     auc_lead,
+    split_records,
 )
 from terrine_server.privacy import Account, ParameterError
 from terrine_server.privacy.quoting import cap
@@ -478,6 +480,16 @@ def test_rows_that_stand_in_for_private_ones_do_not_vote_on_themselves() -> None
     half = placed.cast_votes(rows, one_in=2)
     assert half[0].sum() < 0.7 * everyone.sum()
     assert not half[1][1::2].any()
+
+
+@pytest.mark.parametrize("rare", [2, 4, 8])
+def test_rows_of_a_rare_class_are_on_both_sides(rare: int) -> None:
+    sample = replace(SAMPLE, labels=(np.arange(600) < rare).astype(np.int64))
+    for seed in range(DRAWS):
+        draw = Draw.of(sample, seed)
+        assert sorted([*draw.tested, *draw.own]) == list(range(600))
+        assert 0 < sample.labels[draw.tested].sum() < rare
+    assert np.array_equal(Draw.of(SAMPLE, 1).tested, split_records(SAMPLE, 1, 4)[0]), "the first"
 
 
 def test_every_row_is_asked_about_by_as_many_stand_ins_for_teachers() -> None:

@@ -72,6 +72,8 @@ USELESS_GAIN = 0.1
 MIN_GAIN_OVER_CHANCE = 0.02
 # One in so many public rows, or people, tests the student.
 TESTED_ONE_IN = 4
+# Ways to split them that are tried until both parts have rows of each class.
+MAX_SPLITS = 10
 # By which one option is ahead of another to be clearly better.
 MIN_LEAD_STANDARD_ERRORS = 2.0
 # Times that a row is asked at most, for labels: by then noise has little part in them.
@@ -369,8 +371,16 @@ class Draw:
 
     @classmethod
     def of(cls, sample: Dataset, seed: int) -> Draw:
-        """Draw rows."""
-        tested, own = split_records(sample, seed, TESTED_ONE_IN)
+        """Draw rows, of each class among both parts if one of a few splits has that.
+
+        Where a class is not tested, no AUC is known, and a constant answer looks good.
+        """
+        seeds = range(seed, seed + MAX_SPLITS * DRAWS, DRAWS)
+        splits = [split_records(sample, each, TESTED_ONE_IN) for each in seeds]
+        tested, own = max(
+            splits,
+            key=lambda parts: sum(len(np.unique(sample.labels[part])) for part in parts),
+        )
         learned = own[:MAX_LEARNED_ROWS]
         task = Task(sample.inputs[learned], sample.spec, sample.classes)
         return cls(sample, own, learned, tested[:MAX_TESTED_ROWS], task, seed)
