@@ -6,11 +6,12 @@ Reading a pipe could block for ever, and a device such as /dev/zero never ends.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from tempfile import NamedTemporaryFile, mkdtemp
@@ -20,6 +21,8 @@ from typing import BinaryIO
 MAX_DOCUMENT_BYTES = 2**24
 # Symbolic links in a row, as many as Linux follows.
 _MAX_LINKS = 40
+# Ends the names of directories that are being filled, or were when their process was killed.
+PARTIAL = ".partial"
 
 
 def open_regular_file(path: Path | str) -> BufferedReader:
@@ -125,16 +128,43 @@ def _own_descriptor(path: Path) -> int | None:
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a directory, closed to others, that becomes `out` once it is filled, or is removed."""
+    """Yield a directory, closed to others, that becomes `out` once it is filled, or is removed.
+
+    First, what is left of those for `out` whose process was killed is removed.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
+        with suppress(OSError), directory_lock(left, wait=False):
+            shutil.rmtree(left)
+    work = Path(mkdtemp(prefix=f".{out.name}.", suffix=PARTIAL, dir=out.parent))
     try:
-        yield work
-        sync_directory(work)
-        work.rename(out)
+        with directory_lock(work, wait=False):
+            yield work
+            sync_directory(work)
+            work.rename(out)
         sync_directory(out.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def directory_lock(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """Keep others on this machine out of a directory, until this process ends at the latest.
+
+    Waits for those who are in it, or else raises BlockingIOError while there are any.
+    """
+    import fcntl  # which Windows lacks
+
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            what = "another process writes in it. Wait until it is done, and run this again"
+            raise BlockingIOError(error.errno, what, str(directory)) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_directory(directory: Path) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, text
 
 from terrine_models.addons import load_added
 from terrine_protocol.base import quantity
+from terrine_protocol.files import PARTIAL, directory_lock
 from terrine_server.errors import (
     ConcurrentUpdate,
     DatabaseUnavailable,
@@ -382,13 +383,26 @@ def check_ensembles(ledger: Ledger, settings: Settings) -> Iterator[Finding]:
             )
     known = {(settings.data_dir / record.path).resolve() for record in registered}
     for directory in sorted(settings.ensembles_dir.glob("*/")):
-        if directory.resolve() not in known:
+        if directory.suffix == PARTIAL:
+            yield from check_partial(directory)
+        elif directory.resolve() not in known:
             yield Finding(
                 f"ensemble {directory.name}",
                 Severity.WARNING,
                 f"{directory} is not registered: no project can use it.",
                 f"terrine ensemble register {directory.name}",
             )
+
+
+def check_partial(directory: Path) -> Iterator[Finding]:
+    """Report what is left of an ensemble, unless a process is making it."""
+    with suppress(BlockingIOError), directory_lock(directory, wait=False):
+        yield Finding(
+            "ensembles",
+            Severity.WARNING,
+            f"{directory} is what a process left that was interrupted.",
+            f"the command that was interrupted, once more; or: rm -r '{directory}'",
+        )
 
 
 def check_balances(ledger: Ledger) -> Iterator[Finding]:

@@ -26,12 +26,15 @@ from support.wording import Wording, holds, says
 from terrine_client import Client
 from terrine_client._privacy import verify_papers
 from terrine_models.features.fitting import public_features
-from terrine_models.storage.manifests import POOL_FILE
+from terrine_models.storage.manifests import FEATURES_FILE, IDENTITIES_FILE, POOL_FILE
 from terrine_models.students.models import Student
+from terrine_models.sums import ReleasedSums
 from terrine_models.tables.designed import DesignedPool
 from terrine_models.tables.loading import read_schema
 from terrine_models.teachers.kinds import load_manifest
-from terrine_models.teachers.sums import SUMS_FILE
+from terrine_models.teachers.sums import MODEL_FILE, SUMS_FILE
+from terrine_models.teachers.training import PROGRESS_FILE
+from terrine_protocol.files import directory_lock
 from terrine_server.ledger import Ledger, connect
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.planning import first_project, forecast
@@ -378,17 +381,32 @@ def test_killed_at_any_step_sums_are_released_once_and_taught(
     Path("survey.csv").write_text("\n".join(row.rpartition(",")[0] for row in rows) + "\n")
     given = (*TABLE, "--group", "patient", "--classes", "no,yes", "--yes")
     variables = {**os.environ, **REPEATED, "TERRINE_DATA_DIR": str(table.data)}
-    kept = list[bytes]()
-    for number, (place, after) in enumerate(SUM_STEPS, start=1):
-        variables[SEED] = str(number)  # other noise each time
-        log = tmp_path / f"{place[1]}.log"
-        [process] = in_processes(killed_at, (tmp_path, place, after, given, variables, str(log)))
-        assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
-        kept += [path.read_bytes() for path in table.data.glob(f"ensembles/visits/{SUMS_FILE}")]
+    kept, ensembles = list[bytes](), table.data / "ensembles"
+    (living := ensembles / ".visits.living.partial").mkdir(parents=True)
+    with directory_lock(living):
+        for number, (place, after) in enumerate(SUM_STEPS, start=1):
+            variables[SEED] = str(number)  # other noise each time
+            log = tmp_path / f"{place[1]}.log"
+            run = given, variables, str(log)
+            [process] = in_processes(killed_at, (tmp_path, place, after, *run))
+            assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
+            left = {*ensembles.glob(".*")} - {living}
+            assert len(left) == (number == 1), "the next removes what a killed one left"
+            for directory in left:
+                files = {path.name for path in directory.iterdir()}
+                assert files == {SUMS_FILE, MODEL_FILE, IDENTITIES_FILE}, "of records, nothing else"
+                begun = ReleasedSums.of_bytes((directory / SUMS_FILE).read_bytes())
+                wrong = [each[1:] for each in table.wrong() if each[0] == "ensembles"]
+                ((state, found, fix),) = wrong
+                assert state == "warning"
+                assert str(directory) in found
+                assert f"rm -r '{directory}'" in fix
+            kept += [path.read_bytes() for path in ensembles.glob(f"visits/{SUMS_FILE}")]
     said = table.run(*given).fine
     kept.append((table.data / "ensembles" / "visits" / SUMS_FILE).read_bytes())
     assert len(kept) == len(SUM_STEPS)
     assert len({*kept}) == 1, "drawn once"
+    assert (ReleasedSums.of_bytes(kept[0]).sums != begun.sums).any(), "with noise from the first"
     report = learned(table, said, "own.csv")
     assert report["accuracy"] > 0.8
     assert 0.99 * EPSILON < report["epsilon_spent"] <= EPSILON
@@ -782,6 +800,9 @@ def test_killed_at_any_step_what_it_begins_with_is_paid_for_once(
         [process] = in_processes(killed_at, (tmp_path, place, after, *run))
         assert process.exitcode == -signal.SIGKILL, (place, log.read_text())
         pools += [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
+        left = schema_alone.data.glob("ensembles/*.partial/*")
+        shared = {POOL_FILE, FEATURES_FILE, IDENTITIES_FILE, PROGRESS_FILE}
+        assert {f.name for f in left if not f.name.startswith("teachers-")} <= shared
     schema_alone.run(*DESIGNED, "--yes").fine  # noqa: B018 - asserts
     pools += [path.read_bytes() for path in schema_alone.data.rglob(POOL_FILE)]
     assert len(pools) > 1

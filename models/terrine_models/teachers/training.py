@@ -17,11 +17,9 @@ stopped when it is called again with the same arguments.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +56,7 @@ from terrine_models.teachers.shards import (
     unit_count,
 )
 from terrine_protocol import HistogramRelease
-from terrine_protocol.files import sync_directory, write_atomically
+from terrine_protocol.files import PARTIAL, directory_lock, sync_directory, write_atomically
 
 PROGRESS_FILE = "training.json"
 # What public rows are called that nobody has seen anywhere.
@@ -102,8 +100,8 @@ def train_ensemble(
     the files are in `<out>.partial`, which becomes `out` at the end.
 
     Raises TrainingError (n larger than the records or people, `out` exists, settings or pool differ
-    from those of an interrupted training, or another process trains there) and DataError (public
-    data unfit or private).
+    from those of an interrupted training), BlockingIOError (another process trains there) and
+    DataError (public data unfit or private).
     """
     out = Path(out)
     config = config or Heads(even=pool is not None)
@@ -132,8 +130,9 @@ def train_ensemble(
         release=release,
         versions=versions(*kind.packages),
     )
-    work, of_data = out.with_name(f"{out.name}.partial"), data.digest()
-    with _lock(work):
+    work, of_data = out.with_name(out.name + PARTIAL), data.digest()
+    work.mkdir(parents=True, exist_ok=True)
+    with directory_lock(work, wait=False):
         files = _begin_or_resume(work, plan, of_data)
         if people is not None and key is not None and IDENTITIES_FILE not in files:
             files[IDENTITIES_FILE] = people.save(work, key)
@@ -175,30 +174,13 @@ def _save_pool(work: Path, pool: DesignedPool, files: dict[str, str]) -> None:
     write_atomically(work / POOL_FILE, made, public=True)
 
 
-@contextmanager
-def _lock(work: Path) -> Iterator[None]:
-    """Keep others on this machine out of a directory. Raises TrainingError while one is in it."""
-    work.mkdir(parents=True, exist_ok=True)
-    handle = os.open(work, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(
-                f"Another process trains in {work}. Wait until it is done, and run it again."
-            ) from None
-        yield
-    finally:
-        os.close(handle)
-
-
 def load_begun_pool(out: Path) -> DesignedPool | None:
     """Return the pool that an interrupted training in `out` has; None if there is none.
 
     Drawn again, from other noise, it would not be the one that teachers were levelled on. Raises
     StoreError if it was altered, and DataError.
     """
-    work = out.with_name(f"{out.name}.partial")
+    work = out.with_name(out.name + PARTIAL)
     try:
         files = json.loads((work / PROGRESS_FILE).read_bytes())["files"]
     except (OSError, ValueError, KeyError):
@@ -210,7 +192,6 @@ def load_begun_pool(out: Path) -> DesignedPool | None:
 
 def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:
     """Files that an earlier, interrupted call completed, with their digests."""
-    work.mkdir(parents=True, exist_ok=True)
     note = work / PROGRESS_FILE
     if not note.exists():
         _save_progress(work, plan, of_data, {})

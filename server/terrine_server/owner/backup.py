@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -38,6 +37,7 @@ from terrine_protocol.base import Record, Sha256, first_problem
 from terrine_protocol.errors import TerrineError
 from terrine_protocol.files import (
     MAX_DOCUMENT_BYTES,
+    directory_lock,
     new_directory,
     open_regular_file,
     read,
@@ -51,7 +51,6 @@ from terrine_server.ledger.chain import canonical_json, iso
 from terrine_server.ledger.database import sqlite_path
 from terrine_server.ledger.projects import RestoredProjects
 from terrine_server.ledger.seals import Seals
-from terrine_server.owner.editions import directory_lock
 from terrine_server.owner.operations import RESTORING, check_not_restoring, make_directories
 from terrine_server.owner.sign_in import load_secret_key
 from terrine_server.settings import Settings, with_added_settings
@@ -253,10 +252,9 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
     found = check(backup, key)
     make_directories(settings)
     engine = connect(settings.database, settings.database_password(), copies.COPY_SECONDS)
-    staged = settings.data_dir / RESTORING
+    staged, done = settings.data_dir / RESTORING, settings.data_dir / f".{RESTORING}.done"
     if not staged.exists():
-        for left in settings.data_dir.glob(f".{RESTORING}.*"):
-            shutil.rmtree(left)
+        shutil.rmtree(done, ignore_errors=True)
         _check_target(engine, replace)
         _stage(settings, backup, found, key)
     plan = _RestorePlan.model_validate_json(read(staged / PLAN))
@@ -271,7 +269,6 @@ def restore(settings: Settings, backup: Path, *, replace: bool = False) -> Resto
     if sqlite_path(engine) is None and copies.has_schema(engine, plan.aside_schema):
         aside.append(f"the schema {plan.aside_schema} of the database")
     engine.dispose()
-    done = staged.with_name(f".{RESTORING}.done")
     staged.rename(done)
     sync_directory(settings.data_dir)
     shutil.rmtree(done)
@@ -342,8 +339,7 @@ def _check_unused(path: Path) -> None:
 def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
     """Make all ready that is to be placed, in a directory that is called `restoring` in the end."""
     data = settings.data_dir
-    work = Path(mkdtemp(prefix=f".{RESTORING}.", dir=data))
-    try:
+    with new_directory(data / RESTORING) as work:
         ledger_file = work / LEDGER
         placed, stayed = _choose_files(data, backup, found)
         for name in (LEDGER, *placed):
@@ -371,10 +367,6 @@ def _stage(settings: Settings, backup: Path, found: Backup, key: bytes) -> None:
         )
         _write(work / PLAN, plan.model_dump_json())
         _sync(work)
-        work.rename(data / RESTORING)
-        sync_directory(data)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _choose_files(data: Path, backup: Path, found: Backup) -> tuple[list[str], list[str]]:

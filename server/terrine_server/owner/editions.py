@@ -9,19 +9,16 @@ nobody is reported as forgotten before their records are gone.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terrine_protocol.files import sync_directory
+from terrine_protocol.files import directory_lock, sync_directory
 from terrine_server.errors import Conflict, NotFound, ServiceError
 from terrine_server.ledger import (
     Edition,
@@ -308,14 +305,3 @@ def leftovers(settings: Settings, record: EnsembleRecord) -> list[Path]:
         and _OF_AN_EDITION.fullmatch(path.name)
         and (path.is_dir() or kept != directory)
     ]
-
-
-@contextmanager
-def directory_lock(directory: Path) -> Iterator[None]:
-    """Wait for others who make an edition of the same ensemble on this machine."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
