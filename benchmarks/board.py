@@ -27,6 +27,7 @@ import argparse
 import itertools
 import json
 import math
+import re
 import resource
 import signal
 import subprocess
@@ -52,7 +53,7 @@ from commands import Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
 from sums import release
 from terrine_experiments.page import table
-from terrine_experiments.pictures import Curve, Panel, draw_panels
+from terrine_experiments.pictures import COLOURS, Curve, Panel, draw_panels
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.fitting import public_features
 from terrine_models.features.maps import FeatureMap
@@ -76,6 +77,10 @@ WIDTH = 300
 BLOCK_ROWS = 2000
 NO_PRIVACY_ROWS = 50_000
 """Rows on which models without privacy are trained."""
+FORECAST = r"students were right on ([\d.]+)% to ([\d.]+)%(?:, AUC ([\d.]+) to ([\d.]+))?"
+"""What quickstart says of trials on public rows."""
+LEAST_SEEDS = 3
+"""Of which a standard error is told."""
 SHOWN = 0.35
 """Below the best: what is drawn of AUC or accuracy."""
 PRODUCT = "terrine"
@@ -155,6 +160,8 @@ class Result:
     failed: str | None = None
     declined: str | None = None
     """What quickstart said where it opened nothing without `--anyway`."""
+    forecast: tuple[float, float] | None = None
+    """Between what quickstart expected the AUC of two classes, else the accuracy."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -302,6 +309,7 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
     common["declined"] = opened.declined
     way = next(line for line in opened.said.splitlines() if line.startswith("By what"))
     common["settings"] = " ".join(way.split()[2:]).partition(":")[0]
+    common["forecast"] = read_forecast(opened.said)
     opening, found = _children_seconds() - began, list[Found]()
     for options in ((), ("--labels", made.files.pool.name)):
         began = _children_seconds()
@@ -311,6 +319,16 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
         said = opened.predict(made.files.tested, made.private.classes)
         found.append({**score(said, made.tested.labels), **common, "seconds": spent})
     return found
+
+
+def read_forecast(said: str) -> tuple[float, float] | None:
+    """Return between what quickstart expects the AUC of two classes, else the accuracy."""
+    found = re.search(FORECAST, " ".join(said.split()))
+    if found is None:
+        return None
+    right, auc = found.groups()[:2], found.groups()[2:]
+    low, high = auc if all(auc) else (float(share) / 100 for share in right)
+    return float(low), float(high)
 
 
 def run_sums(made: Deal, epsilon: float, seed: int) -> Sequence[Found]:
@@ -468,21 +486,24 @@ def read_results(path: Path) -> list[Result]:
 def summarize(results: Sequence[Result]) -> pd.DataFrame:
     """Means over seeds by data, ε, method and reading, and by how much each may be off.
 
-    That is two standard errors of the tested rows, or half of what lies between seeds if that is
-    more. Of an AUC the standard error is at most that of a share of the rarer class (Birnbaum and
-    Klose, Ann. Math. Stat. 1957). `main` is what ranks: the AUC of two classes, else the accuracy.
+    That is two standard errors: of the tested rows, or of a mean of so many seeds if that is more.
+    Of an AUC, the former is at most that of a share of the rarer class (Birnbaum and Klose, Ann.
+    Math. Stat. 1957).
     """
-    frame = pd.DataFrame([asdict(each) for each in results]).fillna({"epsilon": NO_EPSILON})
-    numbers = ["accuracy", "balanced", "auc", "seconds", "tested", "rarest"]
-    frame[numbers] = frame[numbers].astype(float)
-    frame["main"] = frame["auc"].fillna(frame["accuracy"])
-    groups = frame.groupby(["data", "epsilon", "method", "reading"])
+    groups = rank(results).groupby(["data", "epsilon", "method", "reading"])
     means = groups[["accuracy", "balanced", "auc", "main", "seconds"]].mean()
     for name, rows in (("accuracy", "tested"), ("auc", "rarest")):
         variance = means[name] * (1 - means[name]) / groups[rows].sum()
-        between = groups[name].agg(np.ptp) / 2
-        means[f"{name}_off"] = np.maximum(2 * variance**0.5, between)
-    return means.assign(failed=groups["failed"].first()).reset_index()
+        means[f"{name}_off"] = 2 * np.fmax(variance**0.5, groups[name].sem())
+    return means.assign(failed=groups["failed"].first(), seeds=groups["main"].count()).reset_index()
+
+
+def rank(results: Sequence[Result]) -> pd.DataFrame:
+    """Results as a frame, of which `main` is what ranks: the AUC of two classes, else accuracy."""
+    frame = pd.DataFrame([asdict(each) for each in results]).fillna({"epsilon": NO_EPSILON})
+    numbers = ["accuracy", "balanced", "auc", "seconds", "tested", "rarest"]
+    frame[numbers] = frame[numbers].astype(float)
+    return frame.assign(main=frame["auc"].fillna(frame["accuracy"]))
 
 
 def cell(row: Any) -> str:
@@ -493,41 +514,54 @@ def cell(row: Any) -> str:
     return said if np.isnan(row.auc) else f"{said}; {row.auc:.3f} ± {row.auc_off:.3f}"
 
 
-def standing(means: pd.DataFrame, name: str) -> str:
-    """Say how the product does at one ε beside the best other, in our sense and in its own.
+def standing(ranked: pd.DataFrame, name: str) -> str:
+    """Say by how many points the product is ahead of the best other at one ε, in our sense.
 
-    Those who learn from the pool's labels stand beside the student that does.
+    On the seeds that both have, with two standard errors of three or more. Those who learn from
+    the pool's labels stand beside the student that does.
     """
-    product = means[means["method"] == name]["main"].dropna()
     allowed = [each for each, peer in PEERS.items() if name.endswith("labels") or not peer.labels]
-    peers = means[means["method"].isin(allowed)].dropna(subset="main")
-    found = list[str]()
-    for other_sense in ("own", "ours"):
-        others = peers[peers["reading"] != other_sense]
-        if product.empty or others.empty:
-            return "–"
-        best = others.loc[others["main"].idxmax()]
-        ahead = 100 * (product.iloc[0] - best["main"])
-        found.append(f"{ahead:+.1f} ({PEERS[best['method']].title})")
-    return f"**{found[0]}**; {found[1]}"
+    fair = ranked[ranked["method"].isin([name, *allowed]) & (ranked["reading"] != "own")]
+    seeds = fair.pivot_table(index="seed", columns="method", values="main")
+    if name not in seeds:
+        return ""
+    ahead = 100 * seeds.drop(columns=name).rsub(seeds[name], axis=0)
+    if not ahead.count().any():
+        return ""
+    best = ahead.mean().idxmin()
+    points, count = ahead[best].mean(), ahead[best].count()
+    off = f" ± {2 * ahead[best].sem():.1f}" if count >= LEAST_SEEDS else ""
+    return f"**{points:+.1f}**{off} ({PEERS[best].title}, {count})"
+
+
+def forecast_cell(result: Result) -> str:
+    """Say what quickstart chose and expected, what came of it, and whether it was to be asked."""
+    low, high = result.forecast or (0.0, 1.0)
+    came = result.accuracy if result.auc is None else result.auc
+    said = f"{result.settings}: {low:.3g} to {high:.3g}, had {came:.3f}"
+    return f"{said}; `--anyway`" if result.declined else said
 
 
 def page_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the generated part of the page: who is first, then a table for each set."""
-    means, heads = summarize(results), [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    means, ranked = summarize(results), rank(results)
+    heads = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
     sets = dict.fromkeys(each.data for each in results)
     of_sets = {data: means[means["data"] == data] for data in sets}
     for name, title in PRODUCTS.items():
         first = [
             [data, *(standing(own[own["epsilon"] == each], name) for each in EPSILONS)]
-            for data, own in of_sets.items()
-            if name in set(own["method"])
+            for data, own in ranked.groupby("data", sort=False)
         ]
+        first = [row for row in first if any(row[1:])]
         if first:
             yield from (table([title, *heads], first), "")
-    declined = [f"{each.data} at ε = {each.epsilon:g}" for each in results if each.declined]
-    if declined:
-        yield f"Quickstart declined without `--anyway`: {'; '.join(sorted(set(declined)))}."
+    told = [each for each in results if each.forecast and each.method == PRODUCT]
+    # Of several seeds the first.
+    said = {(each.data, each.epsilon): forecast_cell(each) for each in reversed(told)}
+    if said:
+        rows = [[data, *(said.get((data, each), "") for each in EPSILONS)] for data in sets]
+        yield table(["**What quickstart chose and expected, and what came**", *heads], rows)
     for data, own in of_sets.items():
         epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
         delta = max(each.spent[1] for each in results if each.data == data)
@@ -546,8 +580,10 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
             took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
             title = PEERS[method].title if method in PEERS else PRODUCTS[method]
             title += ", *in its own sense*" if reading == "own" else ""
-            lines.append([title, *(cells.get(each, "") for each in epsilons), took])
-        yield table(["", *(f"ε = {each:g}" for each in epsilons), "processor"], lines)
+            fewest, most = rows["seeds"].min(), rows["seeds"].max()
+            count = f"{most}" if fewest == most else f"{fewest} to {most}"
+            lines.append([title, *(cells.get(each, "") for each in epsilons), count, took])
+        yield table(["", *(f"ε = {each:g}" for each in epsilons), "seeds", "processor"], lines)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -562,7 +598,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
                 continue
             ours = method in PRODUCTS
             title = PRODUCTS[method].strip("*") if ours else PEERS[method].title
-            style = "o-" if ours else "x--"
+            style = "o-" if ours else "x--" if colour < len(COLOURS) else "^:"
             curves.append(Curve(title, rows["epsilon"], rows["main"], style, colour))
         what = "AUC" if ranked["auc"].notna().any() else "accuracy"
         lowest = max(ranked["main"].min(), ranked["main"].max() - SHOWN)

@@ -21,7 +21,9 @@ from board import (
     Result,
     cell,
     deal,
+    rank,
     read_columns,
+    read_forecast,
     read_results,
     run_peer,
     run_plain,
@@ -87,18 +89,42 @@ def test_an_interval_covers_the_tested_rows_and_the_seeds() -> None:
     found += [result("plain-pate", 0, 0.6), result("plain-pate", 1, 0.8)]
     off = summarize(found).set_index("method")["accuracy_off"]
     assert off[PRODUCT] == pytest.approx(2 * (0.16 / 800) ** 0.5)
-    assert off["plain-pate"] == pytest.approx(0.1)
+    assert off["plain-pate"] == pytest.approx(0.2), "two standard errors of a mean of two"
 
 
 def test_who_learns_from_the_pools_labels_stands_beside_the_student_that_does() -> None:
     found = [result(PRODUCT, 0, 0.7), result(PRODUCT_LABELS, 0, 0.9)]
     found += [result("plain-pate", 0, 0.6), result("opacus-warm", 0, 0.8)]
-    means = summarize(found)
+    ranked = rank(found)
     title = board.PEERS["opacus-warm"].title
-    alone, beside = standing(means, PRODUCT), standing(means, PRODUCT_LABELS)
-    assert "+10.0" in alone
+    alone, beside = standing(ranked, PRODUCT), standing(ranked, PRODUCT_LABELS)
+    holds(alone, "+10.0")
     assert title not in alone
-    assert f"+10.0 ({title})" in beside
+    holds(beside, "+10.0")
+    assert title in beside
+
+
+def test_who_is_ahead_is_told_on_the_seeds_that_both_have() -> None:
+    """A seed whose rows are easier is no advantage of who ran on it alone."""
+    found = [result(PRODUCT, seed, 0.6 + seed / 10) for seed in range(4)]
+    found += [result("plain-pate", seed, 0.5 + seed / 10) for seed in range(3)]
+    found += [replace(result("dp-ebm", 3, 0.89), reading="ours")]
+    found += [replace(result("opacus-features", 3, 0.95), reading="own")]
+    assert standing(rank(found), PRODUCT) == f"**+1.0** ({board.PEERS['dp-ebm'].title}, 1)"
+    holds(standing(rank(found[:7]), PRODUCT), "**+10.0**", "±", "3")
+    assert standing(rank(found), PRODUCT_LABELS) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "forecast"),
+    [
+        ("students were right on 90.1% to 93.4%, AUC 0.71 to 0.87, balanced", (0.71, 0.87)),
+        ("students were right on 85.0% to\n 87.5%, balanced accuracy 84.1%", (0.85, 0.875)),
+        ("How good a student becomes cannot be said", None),
+    ],
+)
+def test_what_quickstart_expected_is_kept(said: str, forecast: tuple[float, float] | None) -> None:
+    assert read_forecast(said) == forecast
 
 
 def test_the_pools_labels_alone_are_learned_by_the_better_model(tmp_path: Path) -> None:
