@@ -66,6 +66,11 @@ WAYS = {
 }
 """What quickstart says of each way to ask the records, and of it alone."""
 
+MEASURES = {"accuracy": "right on", "balanced": "balanced accuracy", "auc": "AUC"}
+"""What is said before the range of each."""
+Promised = tuple[float, float, float]
+"""From, to, and to what it was rounded."""
+
 
 @dataclass(frozen=True)
 class Lead:
@@ -102,8 +107,6 @@ class Walk:
     epsilon: float
     way: str
     forecast: str
-    range: tuple[float, float] | None
-    balanced_range: tuple[float, float] | None
     promised: int
     answered: int
     """Rows with any answer but a refusal."""
@@ -130,6 +133,15 @@ class Walk:
     declined: str | None = None
     """What quickstart said where it opened nothing without `--anyway`."""
     outcome: Literal["opened"] = "opened"
+
+    @property
+    def ranges(self) -> dict[str, Promised]:
+        """What was promised, by the name of each of `Scores` that a range was said for."""
+        found = {
+            name: re.search(rf"{said} ([\d.]+)(%?) to ([\d.]*\d)", self.forecast)
+            for name, said in MEASURES.items()
+        }
+        return {name: _read_range(each) for name, each in found.items() if each is not None}
 
 
 @dataclass(frozen=True)
@@ -210,7 +222,7 @@ def results(ended: Sequence[Ended]) -> str:
     """Return a table of Markdown, with a line for each walk."""
     heads = ("", "chosen", "promised", "student", "with the pool's labels", "these alone")
     rows = [list(_cells(each)) for each in ended]
-    return table([*heads, "largest class", "opened without being asked twice"], rows)
+    return table([*heads, "largest class", "opened at once"], rows)
 
 
 def _cells(each: Ended) -> Iterator[str]:
@@ -219,8 +231,10 @@ def _cells(each: Ended) -> Iterator[str]:
         yield from ("–", "", "", "")
     else:
         yield each.way
-        ranges = [_range(found) for found in (each.range, each.balanced_range)]
-        yield "; ".join(filter(None, ranges))
+        yield "; ".join(
+            f"{low:.2f} to {high:.2f}" if name == "auc" else f"{low:.1%} to {high:.1%}"
+            for name, (low, high, _) in each.ranges.items()
+        )
         yield from (_brief(each.student), _brief(each.with_labels))
     yield from (_brief(each.public), f"{each.majority.accuracy:.1%}")
     yield "declined" if isinstance(each, Declined) or each.declined else "yes"
@@ -248,16 +262,12 @@ class Bar:
 def bars(ended: Sequence[Ended], failed: Mapping[str, str]) -> Iterator[Bar]:
     """Yield whether each bar is met."""
     opened = [each for each in ended if isinstance(each, Walk)]
-    ranged = [each for each in opened if each.range is not None]
-    outside = tuple(
-        f"{each.data} {'below' if each.student.accuracy < low else 'above'}"
-        for each in ranged
-        for low, high in [each.range or (0.0, 1.0)]
-        if not low <= each.student.accuracy <= high
-    )
-    within = len(ranged) - len(outside)
-    said = f"{within} of {len(ranged)} within the promised range (9 of 10)"
-    yield Bar(said, outside, 10 * within >= 9 * len(ranged))
+    for measure in MEASURES:
+        ranged = [each for each in opened if measure in each.ranges]
+        outside = tuple(filter(None, (_miss(each, measure) for each in ranged)))
+        within = len(ranged) - len(outside)
+        said = f"{within} of {len(ranged)} within the promised range of {measure} (9 of 10)"
+        yield Bar(said, outside, 10 * within >= 9 * len(ranged))
     behind = tuple(
         f"{each.data} ({name})"
         for each in opened
@@ -286,8 +296,19 @@ def _merit(scores: Scores) -> float:
     return scores.balanced if scores.auc is None else scores.auc
 
 
-def _range(between: tuple[float, float] | None) -> str:
-    return "" if between is None else f"{between[0]:.1%}-{between[1]:.1%}"
+def _read_range(found: re.Match[str]) -> Promised:
+    unit = 0.01 if found[2] else 1.0
+    digits = len(found[1].partition(".")[2])
+    return float(found[1]) * unit, float(found[3]) * unit, unit * 10**-digits
+
+
+def _miss(each: Walk, measure: str) -> str | None:
+    """Say on which side of the promised range a student is, as it was rounded; None: within."""
+    low, high, step = each.ranges[measure]
+    got = getattr(each.student, measure)
+    if low - step / 2 <= got <= high + step / 2:
+        return None
+    return f"{each.data} {'below' if got < low else 'above'}"
 
 
 def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
@@ -330,8 +351,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
         **common,
         way=way,
         forecast=forecast,
-        range=_between(r"right on", forecast),
-        balanced_range=_between(r"balanced accuracy", forecast),
         promised=0 if certain is None else int(certain[1].replace(",", "")),
         answered=len(np.unique(answered)),
         exhausted=len(np.unique(numbers[outcomes == "exhausted"])),
@@ -344,11 +363,6 @@ def walk(name: str, made: DealtFiles, seed: int, epsilon: float) -> Ended:
         seconds_of_student=learning,
         declined=opened.declined,
     )
-
-
-def _between(after: str, forecast: str) -> tuple[float, float] | None:
-    found = re.search(rf"{after} (?:at least )?([\d.]+)%(?: to ([\d.]+)%)?", forecast)
-    return None if found is None else (float(found[1]) / 100, float(found[2] or 100) / 100)
 
 
 def _line(said: str, heading: str) -> str:
