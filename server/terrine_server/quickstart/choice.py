@@ -191,11 +191,12 @@ def _check_own_labels(forecast: Forecast) -> None:
     if found.auc is not None and own.students.auc is not None:
         has = f"AUC {write_auc(found.auc, 3)}"
     raise QuickstartError(
-        f"{STOPPED}: the labels of your own public rows do as well, and cost no privacy. A plain "
-        f"model of these {own.rows:,} rows alone: {describe_model(own)}. The simulated students of "
-        f"the best option, {name_option(first)}, are not clearly better: {has}. Private records "
-        "are for what such labels cannot teach: public rows without labels; public rows of other "
-        "people or another time, whose labels do not carry over, which no trial on them can show; "
-        "and classes that are rare among them. If that is so here, or the student shall learn from "
-        "both, add --anyway."
+        f"{STOPPED}: the trials do not show that private records add to the labels of your own "
+        f"public rows, which cost no privacy. A plain model of these {own.rows:,} rows alone: "
+        f"{describe_model(own)}. The simulated students of the best option, {name_option(first)}, "
+        f"are not clearly better: {has}. Private records are for what such labels cannot teach: "
+        "public rows without labels; public rows of other people or another time, whose labels do "
+        "not carry over, which no trial on them can show; and classes that are rare among them, of "
+        "which trials on so few rows tell little. If that is so here, or the student shall learn "
+        "from both, add --anyway."
     )
