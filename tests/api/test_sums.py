@@ -353,13 +353,16 @@ def test_owners_pages_open_it_and_tell_that_it_is_free(server: RunningServer) ->
         for path in ("", "/projects/study", "/ensembles", "/open?ensemble=sums"):
             assert owner.get(f"/admin{path}").status_code == 200
         holds(owner.get("/admin").text, "free")
-        given = {"ensemble": "sums", "rows": "300", "epsilon": f"{EPSILON:g}"}
-        proposed = owner.post("/admin/open", **given, action="suggest")
+        asked = owner.get("/admin/open?ensemble=sums").text
+        assert {"rows", "epsilon"} & {*re.findall(r'name="(\w+)"', asked)} == set()
+        proposed = owner.post("/admin/open", ensemble="sums", action="suggest")
         assert proposed.status_code == 200
         fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', proposed.text))
-        assert fields["mechanism"] == "sums"
-        terms = {**given, "name": "paged", "mechanism": "sums", "delta": f"{DELTA:g}"}
-        assert owner.post("/admin/open", **terms, action="open").status_code == 303
+        wanted = ("sums", f"{EPSILON:g}", f"{DELTA:g}")
+        assert tuple(fields[name] for name in ("mechanism", "epsilon", "delta")) == wanted
+        assert owner.post("/admin/open", **fields | {"name": "study"}).status_code == 409
+        opened = owner.post("/admin/open", **fields | {"name": "paged"})
+        assert opened.status_code == 303
     assert server.ledger.projects.get("paged").charges == 1
 
 
@@ -403,15 +406,15 @@ def test_an_owner_adds_up_a_table_and_a_student_learns_it(
         assert [each.name[0] for each in (tmp_path / "data" / "ensembles").iterdir()] in ([], ["."])
     said = terrine(*adding, **place).fine
     holds(said, "people", 500)
-    budget = ("--epsilon", 3, "--delta", "1e-4")
     words = next(line.split() for line in said.splitlines() if " register " in line)
-    assert terrine(*words[words.index("terrine") + 1 :], **place).code == 0  # as it was told to
+    said = terrine(*words[words.index("terrine") + 1 :], **place).fine  # as it was told to
     holds(terrine("ensemble", "show", "wards", "--verify", **place).fine, "released")
-    opening = ("project", "open", "study", "--ensemble", "wards", "--mechanism", "sums")
-    holds(terrine(*opening, *budget, **place).fine, "free")
+    words = next(line.split() for line in said.splitlines() if " open " in line)
+    assert [float(words[words.index(each) + 1]) for each in ("--epsilon", "--delta")] == [3, 1e-4]
+    holds(terrine(*words[words.index("terrine") + 1 :], **place).fine, "free")
     holds(terrine("ensemble", "add", "wards", files["private"], **place).refused, "wards", "sums")
     settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
-    made = terrine("token", "create", "--role", "student", "--project", "study", **place)
+    made = terrine("token", "create", "--role", "student", "--project", "wards", **place)
     [token] = re.findall(r"terrine_\w+", made.out)
     with serving(settings) as url:
         student = {**place, "TERRINE_URL": url, "TERRINE_TOKEN": token}

@@ -30,6 +30,7 @@ from terrine_server.errors import InvalidTerms, NotFound, ServiceError
 from terrine_server.ledger import NEIGHBOURS, SUMS, EnsembleRecord, Ledger
 from terrine_server.owner.operations import (
     ProjectQuote,
+    find_epsilon_of_sums,
     max_fitting_epsilon,
     open_project,
     price_like,
@@ -284,9 +285,20 @@ def _choose_parameters(
 def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
     """Return the terms that `terrine quickstart` opens a project of this ensemble with.
 
-    Noisy counts of every public row. Raises `ParameterError` where that would teach nothing.
+    The sums that it has, or noisy counts of every public row. Raises `ParameterError` where that
+    would teach nothing.
     """
     ensemble = services.ledger.ensembles.get(given.get("ensemble", ""))
+    if ensemble.facts.kind == SUMS:  # what it begins with is all that it asks
+        delta = default_delta(ensemble.most_units)
+        epsilon_of_sums = find_epsilon_of_sums(ensemble, delta)
+        return {
+            "mechanism": SUMS,
+            "epsilon": f"{epsilon_of_sums:g}",
+            "delta": f"{delta:g}",
+            "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
+            "right": f"{max_guess_accuracy(epsilon_of_sums, delta):.1%}",
+        }
     facts, rows, epsilon = (
         ensemble.facts,
         parse_number(given.get("rows", "")),
@@ -309,13 +321,6 @@ def _suggest_terms(services: Services, given: Fields) -> dict[str, str]:
         epsilon=float(wanted),
         joined=ensemble.population.limit,
     )
-    if facts.kind == SUMS:  # what it begins with is all that it asks
-        return {
-            "mechanism": SUMS,
-            "delta": f"{setting.delta:g}",
-            "name": given.get("name") or _find_free_name(services.ledger, ensemble.name),
-            "right": f"{max_guess_accuracy(setting.epsilon, setting.delta):.1%}",
-        }
     if facts.kind == NEIGHBOURS:
         found = _plan_for_units(services, ensemble, rows, setting.epsilon, setting.delta)
         first: FirstProject = setting.of_neighbours(found)
@@ -358,7 +363,9 @@ def _plan_for_units(
 
 
 def _initial_epsilon(ensemble: EnsembleRecord) -> str:
-    """Return the ε that a form begins with: 1, or what fits."""
+    """Return the ε that a form begins with: what sums cost, else 1, or what fits."""
+    if ensemble.facts.kind == SUMS:
+        return f"{find_epsilon_of_sums(ensemble, default_delta(ensemble.most_units)):g}"
     return f"{min(1.0, max_fitting_epsilon(ensemble) or 1.0):g}"
 
 

@@ -52,6 +52,7 @@ from terrine_server.owner import editions, operations
 from terrine_server.owner.editions import EditionChange, records_key
 from terrine_server.owner.operations import make_directories
 from terrine_server.owner.sums import SumSettings, make_sums
+from terrine_server.planning.first_project import default_delta
 from terrine_server.progress import stages_bar, teachers_bar
 from terrine_server.quickstart.dialogue import declare_schema
 from terrine_server.settings import HERE, Settings
@@ -213,12 +214,10 @@ def train(
         say(f"How long people vote, by public rows: terrine plan neighbours --ensemble {name}")
     if isinstance(config, SumSettings):
         delta = config.paid_delta(manifest.units)
-        of = f"--epsilon {config.epsilon:g} --delta {delta:g}"
         # In Gaussian DP a release takes of a cap just what it costs. A tenth of a cap's δ is for
         # what queries add.
         whole = f"--epsilon {config.epsilon:g} --delta {CAP_DELTA_FACTOR * delta:g} --rule gdp"
         say(f"Next: terrine ensemble register {name} {whole}")
-        say(f"Then: terrine project open NAME --ensemble {name} --mechanism sums {of}")
         return
     say(f"Next: terrine ensemble register {name} --epsilon ε --delta δ")
 
@@ -353,8 +352,21 @@ def register(
     say(
         f"Registered {record.name}, of the population {population.name}: all projects on its "
         f"ensembles together stay within ε = {population.epsilon:g}, δ = {population.delta:g}, "
-        f"added up in {population.rule}.{shared} "
-        f"Next: terrine project open --ensemble {record.name} …"
+        f"added up in {population.rule}.{shared}"
+    )
+    name, facts, epsilon = record.name, record.facts, min(1.0, population.epsilon)
+    if facts.kind == SUMS:
+        delta = default_delta(record.most_units)
+        cost = operations.find_epsilon_of_sums(record, delta)
+        budget = f"--epsilon {cost:g} --delta {delta:g}"
+        say(f"Next: terrine project open {name} --ensemble {name} --mechanism sums {budget}")
+        return
+    plan = f"neighbours --ensemble {name}"
+    if facts.kind != NEIGHBOURS:
+        plan = f"noisy_votes --teachers {facts.teachers} --classes {len(facts.classes)}"
+    say(
+        "Next, what a project can buy, and the command that opens it: "
+        f"terrine plan {plan} --epsilon {epsilon:g}"
     )
 
 

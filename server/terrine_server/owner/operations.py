@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,12 +59,15 @@ from terrine_server.privacy import (
     SumAnswers,
     Terms,
     build_mechanism,
+    build_release,
     cap,
     cap_order,
+    epsilon_from_gdp,
+    gdp_squared,
     quote,
 )
 from terrine_server.privacy.parameters import MAX_SIGMA
-from terrine_server.privacy.quoting import check_publishable
+from terrine_server.privacy.quoting import check_publishable, split_delta
 from terrine_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,6 +134,14 @@ def max_fitting_epsilon(
     below = bisect_left(EPSILONS, most)
     place = bisect_left(EPSILONS, True, hi=below, key=lambda epsilon: fits(epsilon) is False)
     return EPSILONS[place - 1] if place and fits(EPSILONS[place - 1]) else None
+
+
+def find_epsilon_of_sums(ensemble: EnsembleRecord, delta: float) -> float:
+    """Return the ε, rounded up to two digits, that pays for what an ensemble of sums released."""
+    squared = gdp_squared(build_release(ensemble.release_spec or {}).event)
+    epsilon = epsilon_from_gdp(squared, split_delta([], delta).conversion)
+    digit = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+    return float(f"{math.ceil(epsilon / digit) * digit:.2g}")
 
 
 def find_largest_return(

@@ -53,9 +53,9 @@ def make_sums(
 ) -> Manifest:
     """Add private records up, once, with noise, and save in `out` what follows from the sums.
 
-    The exact sums are in memory alone. Whatever dies before `out` is there leaves nothing, and the
-    next run draws other noise: nobody was told of this one. Raises ParameterError for a budget that
-    no noise suits, DataError for public rows that are too few or of another kind, and
+    The exact sums are in memory alone. What a killed process leaves has noise as well; the next run
+    removes it and draws other noise: nobody was told of this one. Raises ParameterError for a
+    budget that no noise suits, DataError for public rows that are too few or of another kind, and
     TrainingError.
     """
     from terrine_models.sums import ReleasedSums
