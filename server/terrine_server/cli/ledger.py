@@ -388,7 +388,9 @@ def _show_log(ledger: Ledger, last: int) -> None:
                 "who": shown[entry.actor],
                 "what": entry.action,
                 "on": entry.subject,
-                "detail": ", ".join(f"{k} {v}" for k, v in entry.detail.items() if v is not None),
+                "detail": ", ".join(
+                    f"{k} {v}" for k, v in entry.detail.items() if v not in (None, "")
+                ),
             }
             for entry in entries
         ],

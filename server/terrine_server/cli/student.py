@@ -482,7 +482,9 @@ def summarize(report: Report, out: Path) -> Table:
     asks = report.asking != NOTHING
     asked, exhausted = sum(report.outcomes.values()), report.outcomes.get("exhausted")
     outcomes = ", ".join(f"{count} {name}" for name, count in sorted(report.outcomes.items()))
-    accuracy = "not known: answers are not the truth. Labelled inputs of your own tell: --held-out"
+    accuracy = (
+        "not known: answers are not the truth. Labelled inputs of your own show it: --held-out"
+    )
     if report.accuracy is not None:
         accuracy = (
             f"{report.accuracy:.2%}, within {_interval(report.accuracy, report.held_out)} at 95 %, "
