@@ -20,6 +20,7 @@ from terrine_protocol.names import show_name
 from terrine_protocol.transparency import MAX_NOTE_BYTES
 from terrine_server import views
 from terrine_server.cli.console import (
+    ALL_FREE,
     as_json,
     console,
     errors,
@@ -413,14 +414,15 @@ def _show_project(ledger: Ledger, project: str, first: int, last: int) -> None:
             }
         )
         return
+    more = quantity(account.affordable, "more query", "more queries")
+    left = f"queries: {ALL_FREE}" if record.free else f"at least {more} fit"
     say(
         f"[bold]{project}[/] on {record.ensemble.name}, {record.status}\n"
         f"Protects: {account.protects}\n"
         f"ε spent {account.epsilon_spent:.6g} of {account.epsilon:g} at δ = {account.delta:g}: "
         f"{account.spent} of {account.budget} units ({account.spent / account.budget:.1%})"
         f"{explain_spending(str(record.mechanism['name']))}\n"
-        f"{quantity(account.charges, 'charge')}, at least "
-        f"{quantity(account.affordable, 'more query', 'more queries')} fit\n"
+        f"{quantity(account.charges, 'charge')}, {left}\n"
         f"head {record.head}\n"
         f"transparency log: {_describe_log(log)}",
         markup=True,

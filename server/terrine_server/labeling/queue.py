@@ -1,4 +1,11 @@
-"""The queues of requests: those of one project that wait together are answered together."""
+"""The queues of requests: those of one project that wait together are answered together.
+
+A durable commit takes as long for one query as for a thousand, and teachers vote faster on large
+batches. Requests of one project are one transcript, whoever sent them, so the proofs are about a
+group as about a request. What was drawn is never withheld for a reason that depends on the draw:
+where another request paid for a query first, its recorded answer is given, whatever was drawn.
+Where people vote, accounts have moved then: the whole draw is made again (`ConcurrentUpdate`).
+"""
 
 from __future__ import annotations
 

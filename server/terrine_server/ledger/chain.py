@@ -70,7 +70,10 @@ TERMS_FIELDS = (
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys and no spaces: equal values give equal text."""
+    """Return JSON with sorted keys and no spaces: equal values give equal text.
+
+    It is kept as text, since PostgreSQL's own JSON would give back other bytes than were hashed.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -134,7 +134,10 @@ def _select_found(wanted: Mapping[str, int]) -> str:
 
 @cache
 def _search(sqlite: bool) -> str:
-    """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`."""
+    """Return the SQL that finds rows; on PostgreSQL, it is joined to a row of `projects`.
+
+    Values are looked up one by one: asked for a list, both databases may read all charges.
+    """
     project, last = ("?1", "?2") if sqlite else ("projects.id", "projects.charges")
     previous = (
         "(SELECT hash FROM charges AS before WHERE before.project_id = charges.project_id "

@@ -224,7 +224,8 @@ charges = Table(
     CheckConstraint("figure >= 0", name="figure_amount"),
     CheckConstraint("cost >= 0 AND delta >= 0 AND cap_cost >= 0", name="price"),
     CheckConstraint("counts IS NULL OR outcome = 'answered'", name="counts"),
-    # Entries are stored in the primary key itself, in order, not beside an index that repeats it.
+    # Entries are stored in the primary key itself, in order, not beside an index that repeats it:
+    # SQLite would read the number there, and miss one that was altered in the entry.
     sqlite_with_rowid=False,
 )
 

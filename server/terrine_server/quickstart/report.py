@@ -67,9 +67,9 @@ def _describe_option(first: FirstProject, unit: str) -> str:
     if isinstance(first, SumProject):
         sums = first.release
         return (
-            f"sums: {sums.features:,} public features of a record, each person's no longer than "
-            f"{sums.norm:,}, are added up once over the {unit} of each class, with noise "
-            f"(σ = {sums.sigma:g}). Nothing else of the records is kept, or told: a model "
+            f"sums: {sums.features:,} public features of a record, of a length of at most "
+            f"{sums.norm:,} for each person, are added up once over the {unit} of each class, with "
+            f"noise (σ = {sums.sigma:g}). Nothing else of the records is kept, or told: a model "
             "of the sums answers whatever is asked."
         )
     if isinstance(first, NeighbourProject):
@@ -112,8 +112,7 @@ def _explain_choice(forecast: Forecast) -> str:
         return ""
     if forecast.students is None:
         if isinstance(forecast.first, SumProject):
-            dearer = " and ".join(each.first.option for each in others)
-            return f"Nothing could be tried out: it takes less time than {dearer}."
+            return f"Nothing could be tried out. It takes less time than {_join(others)}."
         return (
             f"Its votes have less noise than those of {_join(others)}; nothing could be tried out."
         )
@@ -125,7 +124,7 @@ def _explain_choice(forecast: Forecast) -> str:
         if isinstance(forecast.first, SumProject):
             said.append("made in least time")
     measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
-    return f"In trials on public rows its students were {', and '.join(said)} (by {measure})."
+    return f"In trials on public rows, by {measure}, its students were {', and '.join(said)}."
 
 
 def describe_columns(data: ProjectData) -> str:
@@ -265,4 +264,5 @@ def write_auc(between: tuple[float, float], digits: int = 2) -> str:
 
 
 def _join(options: Sequence[Option]) -> str:
-    return " and of ".join(each.first.option for each in options)
+    *before, last = (each.first.option for each in options)
+    return f"{', '.join(before)} and {last}" if before else last
