@@ -412,6 +412,7 @@ def test_an_owner_adds_up_a_table_and_a_student_learns_it(
     words = next(line.split() for line in said.splitlines() if " open " in line)
     assert [float(words[words.index(each) + 1]) for each in ("--epsilon", "--delta")] == [3, 1e-4]
     holds(terrine(*words[words.index("terrine") + 1 :], **place).fine, "free")
+    holds(terrine("ledger", "show", "wards", **place).fine, "free")
     holds(terrine("ensemble", "add", "wards", files["private"], **place).refused, "wards", "sums")
     settings = Settings(data_dir=tmp_path / "data", database_url=database_url)
     made = terrine("token", "create", "--role", "student", "--project", "wards", **place)
