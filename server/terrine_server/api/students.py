@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -25,13 +26,14 @@ from terrine_server.api.services import Services, ServicesDep
 from terrine_server.labeling.pipeline import Labeling
 from terrine_server.labeling.queries import CheckedRequest
 from terrine_server.labeling.voters import read_pool, read_sums
-from terrine_server.ledger import ChargedBatch
+from terrine_server.ledger import ChargedBatch, EnsembleRecord
 from terrine_server.serving.connections import client_check
 from terrine_server.serving.threads import PerTokenThreads
 from terrine_server.views import LabelReply
 
 router = APIRouter(tags=["students"])
-POOL_MEDIA_TYPE = "application/octet-stream"
+# Of what a project begins with.
+ARCHIVE = openapi.BYTES | openapi.problems("not-found", "ensemble-unavailable")
 
 AcceptClipped = Annotated[
     bool,
@@ -180,46 +182,34 @@ def budget(services: ServicesDep, project: OwnProject) -> Budget:
     return views.budget(*services.ledger.projects.get_with_shadows(project))
 
 
-@router.get(
-    "/pool",
-    response_class=Response,
-    responses={
-        200: {
-            "description": "An .npz archive: `x` float32 [R, D], the inputs to ask; `natural` "
-            "float32 [P, D], public rows, or drawn as released margins are; `prior` float64 [m]; "
-            "`of_public`, whether `natural` are public. "
-            "What was released to design them is paid for by the project's first charge.",
-            "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-        },
-        **openapi.problems("not-found", "ensemble-unavailable"),
-    },
-)
+@router.get("/pool", response_class=Response, responses=ARCHIVE)
 def pool(services: ServicesDep, project: OwnProject) -> Response:
-    """Return what the owner of the token's project designed to be asked. Free."""
-    record = services.ledger.projects.get(project)
-    return Response(
-        read_pool(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
-    )
+    """Return what the owner of the token's project designed to be asked. Free.
+
+    An .npz archive: `x` float32 [R, D], the inputs to ask; `natural` float32 [P, D], public rows,
+    or drawn as released margins are; `prior` float64 [m]; `of_public`, whether `natural` are
+    public. What was released to design them is paid for by the project's first charge.
+    """
+    return _send(services, project, read_pool)
 
 
-@router.get(
-    "/sums",
-    response_class=Response,
-    responses={
-        200: {
-            "description": "An .npz archive (`ReleasedSums` of terrine_models.sums): `sums` int64 "
-            "[d + 1, m] with noise, the public map of inputs to d features, public rows, and how "
-            "much noise it is. The project's first charge paid for it.",
-            "content": {POOL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-        },
-        **openapi.problems("not-found", "ensemble-unavailable"),
-    },
-)
+@router.get("/sums", response_class=Response, responses=ARCHIVE)
 def sums(services: ServicesDep, project: OwnProject) -> Response:
-    """Return the sums that answer all queries of the token's project of sums. Free."""
-    record = services.ledger.projects.get(project)
+    """Return the sums that answer all queries of the token's project of sums. Free.
+
+    An .npz archive (`ReleasedSums` of terrine_models.sums): `sums` int64 [d + 1, m] with noise, the
+    public map of inputs to d features, public rows, and how much noise it is. The project's first
+    charge paid for it.
+    """
+    return _send(services, project, read_sums)
+
+
+def _send(
+    services: Services, project: str, read: Callable[[Path, EnsembleRecord], bytes]
+) -> Response:
+    ensemble = services.ledger.projects.get(project).ensemble.current
     return Response(
-        read_sums(services.settings.data_dir, record.ensemble.current), media_type=POOL_MEDIA_TYPE
+        read(services.settings.data_dir, ensemble), media_type="application/octet-stream"
     )
 
 
