@@ -137,11 +137,15 @@ def max_fitting_epsilon(
 
 
 def find_epsilon_of_sums(ensemble: EnsembleRecord, delta: float) -> float:
-    """Return the ε, rounded up to two digits, that pays for what an ensemble of sums released."""
+    """Return the ε that pays for what an ensemble of sums released.
+
+    It is rounded up to two digits, but not beyond the ε of the cap.
+    """
     squared = gdp_squared(build_release(ensemble.release_spec or {}).event)
     epsilon = epsilon_from_gdp(squared, split_delta([], delta).conversion)
     digit = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
-    return float(f"{math.ceil(epsilon / digit) * digit:.2g}")
+    rounded, most = float(f"{math.ceil(epsilon / digit) * digit:.2g}"), ensemble.population.epsilon
+    return min(rounded, most) if epsilon <= most else rounded
 
 
 def find_largest_return(
