@@ -49,7 +49,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold
 
-from commands import Predicted, Refused, open_project
+from commands import CommandError, Predicted, Refused, open_project
 from datasets import TEXTS, DealtFiles, DealtTable, Source, find_sources
 from sums import release
 from terrine_experiments.page import table
@@ -87,11 +87,14 @@ PRODUCT = "terrine"
 PRODUCT_LABELS = "terrine-labels"
 PRODUCT_SUMS = "terrine-sums"
 PRODUCT_SUMS_LABELS = "terrine-sums-labels"
+NEIGHBOURS = "terrine-neighbours"
+"""Of pictures, what quickstart opened before sums were among its ways."""
 FUNCTIONS = (PRODUCT_SUMS, PRODUCT_SUMS_LABELS)
 COMMANDS = (PRODUCT, PRODUCT_LABELS)
 PRODUCTS = {
     PRODUCT_SUMS: "**Terrine, sums, by functions**",
     PRODUCT_SUMS_LABELS: "**Terrine, sums and the pool's labels, by functions**",
+    NEIGHBOURS: "**Terrine, neighbours, by commands of an earlier version**",
     PRODUCT: "**Terrine, quickstart, without the pool's labels**",
     PRODUCT_LABELS: "**Terrine, quickstart, with the pool's labels**",
 }
@@ -313,8 +316,12 @@ def run_product(made: Deal, epsilon: float) -> Sequence[Found]:
     opening, found = _children_seconds() - began, list[Found]()
     for options in ((), ("--labels", made.files.pool.name)):
         began = _children_seconds()
-        with opened.serve():
-            opened.train_student(*options)
+        try:
+            with opened.serve():
+                opened.train_student(*options)
+        except CommandError as refused:  # labels of pictures, of which there are sums
+            found.append({**common, "failed": f"refused: {refused}"})
+            continue
         spent = opening + _children_seconds() - began
         said = opened.predict(made.files.tested, made.private.classes)
         found.append({**score(said, made.tested.labels), **common, "seconds": spent})
@@ -336,13 +343,13 @@ def run_sums(made: Deal, epsilon: float, seed: int) -> Sequence[Found]:
     private, tested, began = made.private, made.tested, time.process_time()
     noisy = release(private, made.public, epsilon, seed)
     known, seconds = time.process_time() - began, list[float]()
-    public, learning = learn_labels(made)
+    bases: list[tuple[PublicModel | None, float]] = [(None, 0.0)]
+    bases += [learn_labels(made)] if made.task.is_table else []
     students = list[Student]()
-    for base in (None, public):
+    for base, learning in bases:
         began = time.process_time()
         students.append(fit_sums(noisy, made.task, public=base))
-        spent = known + time.process_time() - began
-        seconds.append(spent if base is None else spent + learning)
+        seconds.append(known + learning + time.process_time() - began)
     found = list[Found]()
     for student, spent in zip(students, seconds, strict=True):
         shares = student.probabilities(tested.inputs)
@@ -458,7 +465,9 @@ def runs(
         )
     grouped = made.private.groups is not None
     for epsilon in epsilons:
-        names = FUNCTIONS if in_process else COMMANDS
+        # Public labels join sums of tables alone.
+        functions = FUNCTIONS if made.task.is_table else FUNCTIONS[:1]
+        names = functions if in_process else COMMANDS
         begun = [Result(made.name, seed, epsilon, name, "both") for name in names]
         sums = partial(run_sums, made, epsilon, seed)
         yield begun, sums if in_process else partial(run_product, made, epsilon)
@@ -593,6 +602,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
     for data in dict.fromkeys(each.data for each in results):
         own, curves = means[means["data"] == data], list[Curve]()
         ranked = own[own["method"].isin([*PRODUCTS, *PEERS])]
+        if ranked.empty:
+            continue
         for colour, method in enumerate((*PRODUCTS, *PEERS)):
             if (rows := ranked[ranked["method"] == method]).empty:
                 continue
@@ -603,7 +614,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
         what = "AUC" if ranked["auc"].notna().any() else "accuracy"
         lowest = max(ranked["main"].min(), ranked["main"].max() - SHOWN)
         panels.append(Panel(data, "ε", what, curves, log_x=True, lowest=lowest - 0.01))
-    draw_panels(panels, path, size=(3.2, 2.8), legend_below=True)
+    if panels:
+        draw_panels(panels, path, size=(3.2, 2.8), legend_below=True)
 
 
 def write_page(results: Sequence[Result], page: Path) -> None:
