@@ -58,12 +58,11 @@ def measure_own_labels(draws: Sequence[Draw]) -> OwnLabels:
     In the range is what the rows that test would add, as a model of all would have them, too.
     """
     sample = draws[0].sample
-    models: dict[str, Predict] = {"regression": _regress}
-    if len(sample.spec.shape) == 1 and sample.inputs.shape[1] <= MAX_TREE_VALUES:
-        models |= {"forest": _grow_forest, "boosting": _boost}
-    tried = {name: [_measure(each, draw) for draw in draws] for name, each in models.items()}
+    few = len(sample.spec.shape) == 1 and sample.inputs.shape[1] <= MAX_TREE_VALUES
+    names = [name for name in MODELS if few or name == REGRESSION]
+    tried = {name: [_measure(MODELS[name], draw) for draw in draws] for name in names}
     best = max(tried, key=lambda name: Students(tried[name]).merit)
-    half = [_measure(models[best], draw, one_in=2) for draw in draws]
+    half = [_measure(MODELS[best], draw, one_in=2) for draw in draws]
     return OwnLabels(best, len(sample), Students(tried[best], half, len(sample)))
 
 
@@ -131,3 +130,8 @@ def _fit_trees(
         model.fit(sample.inputs[own], sample.labels[own])
         shares[:, model.classes_] = model.predict_proba(asked)
     return shares
+
+
+REGRESSION = "regression"
+# What is tried, by the name that owners read.
+MODELS: dict[str, Predict] = {REGRESSION: _regress, "forest": _grow_forest, "boosting": _boost}
