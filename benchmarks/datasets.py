@@ -35,6 +35,7 @@ from terrine_experiments.papers import Name
 from terrine_experiments.sources import ADULT_COLUMNS, find_file, load
 from terrine_models.data.arrays import Dataset, load_npz
 from terrine_models.tables.loading import load_table
+from terrine_models.tables.proposal import propose_schema
 from terrine_protocol.schema import TableSchema
 
 SHARED = Path(
@@ -392,6 +393,7 @@ PACKAGED: dict[str, Source] = CORPUS | {
     "flights": TableSource(R, _flights, "late", group="tailnum", most=250_000),
     "letter": _of_keel("letter"),
     "nassCDS": _of_r("DAAG", "nassCDS", "dead", without=("caseid", "injSeverity")),
+    "penbased": _of_keel("penbased"),
     "nlswork": _of_r("sampleSelection", "nlswork", "union", group="idcode"),
     "tweets": TableSource(R, _tweets, "label", most=None, sizes=(3000, 3000)),
     "TV16": _of_r("stevedata", "TV16", "votetrump", without=("uid",)),
@@ -408,3 +410,12 @@ TEXTS = ("debian", "tweets")
 
 def first_rows(data: Dataset, rows: int) -> Dataset:
     return Dataset(data.inputs[:rows], data.labels[:rows], data.classes, data.spec)
+
+
+def read_parts(dealt: DealtFiles, *, table: bool) -> tuple[Dataset, Dataset, Dataset]:
+    """Read private, public and tested rows; tables by the schema that public rows suggest."""
+    if not table:
+        return dealt.read()
+    _, label, *group = dealt.options
+    found = propose_schema(dealt.pool, label=label, group=group[1] if group else None)
+    return dealt.read(found.schema)

@@ -1,104 +1,123 @@
 """Students of noisy sums, by ε, in process: the functions behind `quickstart` and `student train`.
 
     python benchmarks/sums.py adult=DIRECTORY nassCDS letter [--epsilon 0.03,0.1,0.3,1] [--seeds 3]
-                              [--labels 300]
+                              [--draws 1] [--labels 300,100000]
 
 `datasets.py` says what can be named. For each, it prints AUC, or of several classes accuracy, of a
-student of sums: its mean over the seeds, and the standard error of that. Beside it stands a
-regression on the same public features of the pool's own labels, which costs nothing; and with
---labels, of so many of them, that regression corrected by the sums. Whether the labels are taken
-then follows from how likely the sums are with and without.
+student of sums: its mean over the seeds, and the standard error of that. Each seed deals anew, and
+for each deal noise is drawn --draws times. With --labels, for as many labels of the pool, or all
+that it has: the public model of these alone, which costs nothing; the student of both; and its
+lead over that of the two which is better on average, with how often labels were taken, and what
+share of the correction by sums on average.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import cross_val_predict
 
-from datasets import DealtFiles, TableSource, find_sources
+from datasets import TableSource, find_sources, read_parts
 from terrine_models.data.arrays import Dataset
 from terrine_models.features.public import PublicData
-from terrine_models.students.models import Task
+from terrine_models.students.labels import PublicLabels, fit_public
+from terrine_models.students.models import Student, Task
 from terrine_models.students.sums import fit_sums
-from terrine_models.sums import ReleasedSums, fit_scores
-from terrine_models.tables.proposal import propose_schema
+from terrine_models.sums import ReleasedSums
 from terrine_models.teachers.shards import unit_count
 from terrine_models.teachers.sums import add_up_records, fit_sum_map, natural_rows
 from terrine_server.planning.first_project import default_delta, plan_map, plan_sums
 
-Found = dict[str, float]
-FOLDS = 5
+# Of each thing measured, a value for each draw.
+Found = dict[str, list[float]]
 
 
 def main(
     data: Annotated[list[str] | None, typer.Argument(help="of datasets.py")] = None,
     epsilon: str = "0.03,0.1,0.3,1",
     seeds: int = 3,
-    labels: int = 0,
+    draws: int = 1,
+    labels: str = "",
 ) -> None:
-    """Release sums, fit students, and print a line for each data set and ε."""
+    """Release sums, fit students, and print a line for each data set, ε and number of labels."""
     if not data:
         print("Skipped: no data were named. See the top of benchmarks/sums.py.")
+    budgets = [float(each) for each in epsilon.split(",")]
+    counts = [int(each) for each in labels.split(",")] if labels else []
     for name, source in find_sources(data or []).items():
-        found: dict[float, list[Found]] = {}
+        found: dict[str, Found] = {}
         for seed in range(seeds):
             with tempfile.TemporaryDirectory(prefix="sums-") as place:
                 dealt = source.deal(np.random.default_rng(seed)).write(name, Path(place))
-                private, public, tested = read(dealt, table=isinstance(source, TableSource))
-            for budget in map(float, epsilon.split(",")):
-                student = learn(private, public, tested, budget, seed, labels)
-                found.setdefault(budget, []).append(student)
-        for budget, students in found.items():
-            print(f"{name}, ε = {budget:g}: {summarize(students)}", flush=True)
+                parts = read_parts(dealt, table=isinstance(source, TableSource))
+            for what, value in learn(parts, budgets, seed, draws, counts):
+                for measured, one in value.items():
+                    found.setdefault(what, {}).setdefault(measured, []).append(one)
+        for what, values in found.items():
+            print(f"{name}, {what}: {summarize(values)}", flush=True)
 
 
-def read(dealt: DealtFiles, *, table: bool) -> tuple[Dataset, Dataset, Dataset]:
-    """Read private, public and tested rows; tables by the schema that public rows suggest."""
-    if not table:
-        return dealt.read()
-    _, label, *group = dealt.options
-    found = propose_schema(dealt.pool, label=label, group=group[1] if group else None)
-    return dealt.read(found.schema)
-
-
-def summarize(students: list[Found]) -> str:
-    """Return means, and their standard errors, over the seeds."""
+def summarize(found: Found) -> str:
+    """Return means, and their standard errors, over all draws; and how often each was chosen."""
     said = []
-    for name in students[0]:
-        values = np.array([each[name] for each in students])
-        error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        said.append(f"{name} {values.mean():.4f} ± {error:.4f}")
+    for name, values in found.items():
+        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        said.append(f"{name} {np.mean(values):.4f} ± {error:.4f}")
+    if "both" in found:
+        better = max(("sums", "labels"), key=lambda name: np.mean(found[name]))
+        leads = np.subtract(found["both"], found[better])
+        error = np.std(leads, ddof=1) / len(leads) ** 0.5 if len(leads) > 1 else 0.0
+        said.append(f"lead over {better} {np.mean(leads):+.4f} ± {error:.4f}")
     return ", ".join(said)
 
 
 def learn(
-    private: Dataset, pool: Dataset, tested: Dataset, epsilon: float, seed: int, labels: int
-) -> Found:
-    """Release sums of the private rows, and judge what follows from them on the tested ones."""
-    classes, began = len(private.classes), time.process_time()
-    released = release(private, pool, epsilon, seed)
-    known = released.map
-    task = Task(pool.inputs, private.spec, private.classes, private.encoding)
-    student = fit_sums(released, task)
-    seconds = time.process_time() - began
-    places = known.places(tested.inputs)
-    alone = LogisticRegression(max_iter=500).fit(known.places(pool.inputs), pool.labels)
-    found = {
-        "sums": judge(np.log(student.probabilities(tested.inputs)), tested.labels),
-        "right": float((student.predict_indices(tested.inputs) == tested.labels).mean()),
-        "public labels alone": judge(_scores(alone, places, classes), tested.labels),
-        "seconds": seconds,
-    }
-    return found | (correct(released, pool, places, tested, labels, seed) if labels else {})
+    parts: tuple[Dataset, Dataset, Dataset],
+    budgets: Sequence[float],
+    seed: int,
+    draws: int,
+    counts: Sequence[int],
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Release sums of the private rows, and judge what follows from them on the tested ones.
+
+    Yields of what, and what was measured.
+    """
+    private, pool, tested = parts
+    task = Task(pool.inputs, private.spec, private.classes, private.encoding, seed=seed)
+    order, known = np.random.default_rng(seed).permutation(len(pool)), {}
+    for count in counts:
+        rows = order[:count]
+        known[count] = fit_public(task, PublicLabels(pool.inputs[rows], pool.labels[rows]))
+    for budget, draw in itertools.product(budgets, range(draws)):
+        began = time.process_time()
+        released = release(private, pool, budget, seed + len(order) * draw)
+        student = fit_sums(released, task)
+        seconds = time.process_time() - began
+        alone = judge(student, tested)
+        right = float((student.predict_indices(tested.inputs) == tested.labels).mean())
+        yield f"ε = {budget:g}", {"sums": alone, "right": right, "seconds": seconds}
+        for count, public in known.items():
+            both = fit_sums(released, task, public=public)
+            how = both.model.training
+            took = float("public_labels" in how)
+            said = f"{count:,}" if count < len(order) else "all"
+            yield (
+                f"ε = {budget:g}, {said} labels",
+                {
+                    "sums": alone,
+                    "labels": judge(public.student(task), tested),
+                    "both": judge(both, tested),
+                    "took labels": took,
+                    "corrected by": float(how.get("correction", 0.0)),
+                },
+            )
 
 
 def release(private: Dataset, pool: Dataset, epsilon: float, seed: int) -> ReleasedSums:
@@ -113,50 +132,12 @@ def release(private: Dataset, pool: Dataset, epsilon: float, seed: int) -> Relea
     return ReleasedSums(known, sums, plan.sigma, units, natural_rows(public))
 
 
-def correct(
-    released: ReleasedSums,
-    pool: Dataset,
-    places: NDArray[np.float64],
-    tested: Dataset,
-    labels: int,
-    seed: int,
-) -> Found:
-    """Judge a regression of some public labels, and what sums make of it."""
-    known, classes = released.map, released.classes
-    x = known.places(pool.inputs)
-    rows = np.random.default_rng(seed).permutation(len(x))[:labels]
-    model = LogisticRegression(max_iter=500)
-    known_labels = pool.labels[rows]
-    held_out = cross_val_predict(model, x[rows], known_labels, cv=FOLDS, method="predict_log_proba")
-    model.fit(x[rows], known_labels)
-    base = _scores(model, x, classes)
-    base[np.ix_(rows, model.classes_)] = held_out
-    own = _scores(model, places, classes)
-    plain, corrected = fit_scores(released, pool.inputs), fit_scores(released, pool.inputs, base)
-    of_both = own + corrected.scores(places)
-    chosen = of_both if corrected.evidence > plain.evidence else plain.scores(places)
-    return {
-        f"{labels} labels": judge(own, tested.labels),
-        "corrected": judge(of_both, tested.labels),
-        "chosen": judge(chosen, tested.labels),
-        "took labels": float(corrected.evidence > plain.evidence),
-    }
-
-
-def _scores(
-    model: LogisticRegression, places: NDArray[np.float64], classes: int
-) -> NDArray[np.float64]:
-    """Scores [N, classes]; of a class that had no row, low ones."""
-    found = np.full((len(places), classes), -20.0)
-    found[:, model.classes_] = model.predict_log_proba(places)
-    return found
-
-
-def judge(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Return the AUC of scores [N, 2], or how often the largest of more is right."""
-    if scores.shape[1] == 2:
-        return float(roc_auc_score(labels, scores[:, 1] - scores[:, 0]))
-    return float((scores.argmax(axis=1) == labels).mean())
+def judge(student: Student, tested: Dataset) -> float:
+    """Return the AUC of two classes, or how often the likeliest of more is right."""
+    shares = student.probabilities(tested.inputs)
+    if shares.shape[1] == 2:
+        return float(roc_auc_score(tested.labels, shares[:, 1]))
+    return float((shares.argmax(axis=1) == tested.labels).mean())
 
 
 if __name__ == "__main__":

@@ -357,7 +357,7 @@ def train_on_sums(
 
     There is no other choice.
     """
-    from terrine_models.students.labels import fit_public
+    from terrine_models.students.labels import LABELS_ALONE, fit_public
     from terrine_models.students.selection import Choice
     from terrine_models.students.sums import fit_sums
 
@@ -374,13 +374,18 @@ def train_on_sums(
         )
     public = None if labels is None else fit_public(task, labels)
     student = fit_sums(released, task, training.threshold, public)
-    why = "It follows from the sums that the project released when it was opened."
-    used = "public_labels" in student.model.training
-    if public is not None:
-        why += f" They are likelier with{'' if used else 'out'} the public labels."
+    how = student.model.training
+    chosen, why = "sums", "It follows from the sums that the project released when it was opened."
+    if how["method"] == LABELS_ALONE:
+        chosen, why = LABELS_ALONE, "What the released sums add to the public labels does not help."
+    elif "public_labels" in how:
+        chosen = "labels+sums"
+        why = f"The released sums correct what public labels say, times {how['correction']:g}."
+    elif public is not None:
+        why += " The public labels do not help."
     return student, Choice(
         asked=training.method,
-        chosen="labels+sums" if used else "sums",
+        chosen=chosen,
         why=why,
         judged=(),
         answers=0,

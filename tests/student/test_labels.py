@@ -87,16 +87,20 @@ def test_public_labels_are_used_where_answers_say_that_they_help(
 
 
 @pytest.mark.parametrize(
-    ("sigma", "labels"),
+    ("sigma", "labels", "count", "corrected"),
     [
-        (2e5, "right"),
-        pytest.param(1.0, "right", marks=pytest.mark.nightly),
-        (1.0, "shuffled"),
+        pytest.param(2e5, "right", 900, 0.0, id="labels alone"),
+        pytest.param(2e5, "right", 25, 0.5, id="few labels say too little of a correction"),
+        pytest.param(1.0, "right", 60, 1.0, id="sums refute few labels"),
+        pytest.param(2e5, "shuffled", 900, 1.0, id="labels that say nothing"),
+        pytest.param(1.0, "shuffled", 900, None, marks=pytest.mark.nightly),
+        pytest.param(2e5, "exchanged", 60, None, id="wrong labels"),
     ],
 )
-def test_released_sums_say_whether_public_labels_help(
-    sigma: float, labels: str, tmp_path: Path
+def test_public_labels_join_released_sums_as_far_as_both_speak_for_it(
+    sigma: float, labels: str, count: int, corrected: float | None, tmp_path: Path
 ) -> None:
+    """corrected: by what share of the correction; None: the sums stand alone."""
     pool, truth = corners(900, 0)
     private, of_private = corners(6000, 3)
     new, of_new = corners(2000, 5)
@@ -105,20 +109,23 @@ def test_released_sums_say_whether_public_labels_help(
     noise = np.rint(np.random.default_rng(1).normal(0, sigma, exact.shape)).astype(np.int64)
     released = ReleasedSums(known, exact + noise, sigma, len(private), pool[:50])
     task = Task(pool, TABLE, CLASSES)
-    public = fit_public(task, PublicLabels(pool, truth if labels == "right" else shuffled(truth)))
+    given = {"right": truth, "shuffled": shuffled(truth), "exchanged": 2 - truth}[labels]
+    public = fit_public(task, PublicLabels(pool[:count], given[:count]))
     student, alone = fit_sums(released, task, public=public), fit_sums(released, task)
-    used = "public_labels" in student.model.training
-    assert used or labels == "shuffled"  # shuffled ones say next to nothing of any input
     best = max(right(each, new, of_new) for each in (alone, public.student(task)))
     assert right(student, new, of_new) > best - 0.02
     student.save(tmp_path)
     again = Student.load(tmp_path)
     np.testing.assert_allclose(again.probabilities(new), student.probabilities(new), atol=1e-9)
-    if used:
-        found = fit_scores(released, pool, base=public.unseen)
-        part = linear_part(released, found)
+    how = student.model.training
+    assert ("public_labels" in how) == (corrected is not None)
+    assert how["method"] == ("labels" if corrected == 0 else "sums")
+    assert how.get("correction") == (corrected or None)
+    if corrected:
+        part = linear_part(released, fit_scores(released, pool, base=public.unseen), corrected)
         assert student.model.features == (part.map.spec,)
-        assert student.model.architecture == "trees", "trees and linear scores in one student"
+        of_both = public.student(task, [part]).probabilities(new)
+        np.testing.assert_allclose(student.probabilities(new), of_both)
 
 
 @pytest.mark.parametrize("method", ["ridge", "trees", "boosting"])

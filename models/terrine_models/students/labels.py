@@ -76,6 +76,18 @@ class PublicLabels:
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOutLabels:
+    """Labelled inputs, and what models say of them that did not see their labels."""
+
+    x: NDArray[np.generic]
+    """[K, *shape]"""
+    shares: Floats
+    """[K, m]: of the labels of an input, how many are of each class."""
+    scores: Floats
+    """[K, m]"""
+
+
+@dataclass(frozen=True, eq=False)
 class PublicModel:
     """A model of public labels alone: scores that are those of its parts."""
 
@@ -87,6 +99,7 @@ class PublicModel:
     trees: TreePart | None
     unseen: Floats
     """[N, m]: scores of the task's inputs by models that did not see the label of that input."""
+    held_out: HeldOutLabels
 
     def student(
         self, task: Task, further: Sequence[LinearPart] = (), scale: float = 1.0
@@ -150,13 +163,16 @@ def fit_public(task: Task, labels: PublicLabels, tell: Tell = lambda line: None)
     said = student.probabilities(np.asarray(task.x))
     own = known.known[: len(task.x)]
     said[own] = held_out[: len(task.x)][own]
+
+    def calibrated(said: Floats) -> Floats:
+        return _scores_of(calibration.probabilities(_scores_of(said)))
+
     network, scale, shift = student.network, calibration.scale, calibration.shift
     trees = network.trees.scaled(scale, shift) if isinstance(network, TreeModel) else None
     parts: list[LinearPart] = []
     if isinstance(network, RidgeModel):
         parts = [_scaled_part(part, scale) for part in network.parts]
         parts[0] = _scaled_part(parts[0], 1.0, shift)
-    unseen = _scores_of(calibration.probabilities(_scores_of(said)))
     rounds = student.model.training.get("rounds")
     return PublicModel(
         method=name,
@@ -164,8 +180,17 @@ def fit_public(task: Task, labels: PublicLabels, tell: Tell = lambda line: None)
         labels=len(labels.x),
         parts=tuple(parts),
         trees=trees,
-        unseen=unseen,
+        unseen=calibrated(said),
+        held_out=HeldOutLabels(
+            both.x[known.known], known.shares[known.known], calibrated(held_out[known.known])
+        ),
     )
+
+
+def fit_same(public: PublicModel, task: Task, labels: PublicLabels) -> Student:
+    """Train a student of other public labels by the method of a model, without calibrating it."""
+    both, known = _with_labels(task, labels)
+    return _methods(both, public.rounds)[public.method].fit(both, known)
 
 
 def _methods(task: Task, rounds: int | None = None) -> dict[str, StudentMethod]:
