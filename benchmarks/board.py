@@ -512,6 +512,7 @@ def rank(results: Sequence[Result]) -> pd.DataFrame:
     frame = pd.DataFrame([asdict(each) for each in results]).fillna({"epsilon": NO_EPSILON})
     numbers = ["accuracy", "balanced", "auc", "seconds", "tested", "rarest"]
     frame[numbers] = frame[numbers].astype(float)
+    frame["seconds"] = frame["seconds"].where(frame["seconds"] > 0)  # of what failed
     return frame.assign(main=frame["auc"].fillna(frame["accuracy"]))
 
 
@@ -585,7 +586,8 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
                 continue
             cells = {row.epsilon: cell(row) for row in rows.itertuples()}
             ratio = (rows.set_index("epsilon")["seconds"] / seconds).median()
-            took = f"{rows['seconds'].median():.1f} s"
+            median = rows["seconds"].median()
+            took = "" if np.isnan(median) else f"{median:.1f} s"
             took += "" if np.isnan(ratio) else f", × {ratio:.2g}"
             title = PEERS[method].title if method in PEERS else PRODUCTS[method]
             title += ", *in its own sense*" if reading == "own" else ""
