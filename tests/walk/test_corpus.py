@@ -30,9 +30,7 @@ WALK = Walk(
     seed=0,
     epsilon=1.0,
     way="neighbours",
-    forecast="",
-    range=(0.7, 0.85),
-    balanced_range=(0.6, 0.8),
+    forecast="students were right on 70.0% to 85.0%, balanced accuracy 60.0% to 80.0%",
     promised=10,
     answered=10,
     exhausted=0,
@@ -70,10 +68,19 @@ def test_a_walk_that_was_declined_first_is_in_the_table_with_its_figures() -> No
 
 
 def test_a_bar_names_who_missed_it() -> None:
-    below = replace(WALK, data="magic", range=(0.85, 0.9))
+    below = replace(WALK, data="magic", forecast="right on 85.0% to 90.0%")
     assert missed_by(*[WALK] * 8, below) == ["magic below"]
     assert missed_by(*[WALK] * 9, below) == []
-    assert missed_by(replace(WALK, range=(0.6, 0.7))) == ["birds above"]
+    assert missed_by(replace(WALK, forecast="right on 60.0% to 70.0%")) == ["birds above"]
+    assert missed_by(replace(WALK, forecast="right on 80.0% to 90.0%")) == [], "as rounded"
+    ranked = replace(WALK, student=Scores(0.8, 0.75, 0.704), forecast="AUC 0.71 to 0.80, by")
+    assert missed_by(ranked) == ["birds below"]
+    assert missed_by(replace(ranked, student=Scores(0.8, 0.75, 0.706))) == []
+    common = replace(WALK, data="rare", majority=Scores(0.83, 0.5))
+    assert missed_by(common) == ["rare"]
+    refused = replace(common, declined="labels do", public=Scores(0.8, 0.72))
+    assert missed_by(refused) == ["rare"], "that it was declined, though it is ahead"
+    assert missed_by(replace(refused, public=Scores(0.8, 0.76))) == []
     behind = replace(WALK, data="letter", leads={RIDGE: Lead(0.03, 0.01, 0.02)})
     assert missed_by(WALK, behind) == [f"letter ({RIDGE})"]
     guessing = replace(WALK, data="rodents", above_chance=False)
