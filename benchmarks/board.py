@@ -571,6 +571,7 @@ def page_lines(results: Sequence[Result]) -> Iterator[str]:
     said = {(each.data, each.epsilon): forecast_cell(each) for each in reversed(told)}
     if said:
         rows = [[data, *(said.get((data, each), "") for each in EPSILONS)] for data in sets]
+        rows = [row for row in rows if any(row[1:])]
         yield table(["**What quickstart chose and expected, and what came**", *heads], rows)
     for data, own in of_sets.items():
         epsilons = [each for each in sorted(own["epsilon"].unique()) if each != NO_EPSILON]
