@@ -123,7 +123,8 @@ def compare_options(
     these, or of trained teachers, or of labels alone where these mostly agree, or of rows designed
     from a table's schema, are better by two standard errors: in AUC, of two classes, and else in
     balanced accuracy. Where nothing can be simulated, it is sums of rows of numbers or texts and,
-    of pictures, the option whose votes have the least noise. Raises `ParameterError` if noise is too much, or none can be drawn.
+    of pictures, the option whose votes have the least noise. Raises `ParameterError` if noise is
+    too much, or none can be drawn.
     """
     from threadpoolctl import threadpool_limits  # which a student's machine lacks
 
@@ -164,7 +165,8 @@ def _compare_options(
     able = [each for each in taught if each.students.above_chance]
     best, *others = able or sorted(taught, key=_merit, reverse=True)
     for each in others:
-        if each.students.is_clearly_better(best.students):
+        grown = bool(each.students.of_half)  # only of sums and neighbours it is known how far
+        if each.students.is_clearly_better(best.students, grown=grown):
             best = each
     ranked = [
         Option(each.first, each.students, best.students.is_clearly_better(each.students))
