@@ -530,6 +530,8 @@ MAX_STEPS = 25
 MAX_CONJUGATE_STEPS = 100
 # Standard errors by which a share must differ from how often a class is said, to move the cut.
 MIN_CUT_ERRORS = 2.0
+# Of scores, between which a cut may lie: a student computes them in single precision.
+MIN_SCORE_GAP = 1e-6
 # Of a step, relative to what is to be gained.
 STEP_TOLERANCE = 1e-4
 MIN_STEP_SHARE = 1e-4
@@ -599,10 +601,24 @@ def find_cut(released: ReleasedSums, found: SumScores, probabilities: Floats) ->
     likelier = float(found.tilt[second >= 1 / 2].sum())
     if abs(likelier - share) <= MIN_CUT_ERRORS * error:
         return None
-    order = np.argsort(-second, kind="stable")
-    place = int(np.searchsorted(found.tilt[order].cumsum(), share))
-    at = second[order[min(place, len(order) - 1)]]
-    return float(np.clip(at, 1e-9, 1 - 1e-9))
+    return cut_at_share(second, share, found.tilt)
+
+
+def cut_at_share(second: Floats, share: float, weights: Floats | None = None) -> float | None:
+    """Return the probability that so large a share of `second` [N] reaches, as nearly as can be.
+
+    It lies between two of them that differ by more than rounding, so that this moves no row.
+    weights: how much each counts [N]. None where all are the same.
+    """
+    values, places = np.unique(second, return_inverse=True)
+    low, high = values[:-1], values[1:]
+    apart = high - low > MIN_SCORE_GAP * high * (1 - low)
+    if not apart.any():
+        return None
+    counts = np.bincount(places, weights)
+    missed = np.abs(1 - counts.cumsum()[:-1] / counts.sum() - share)
+    place = int(np.where(apart, missed, np.inf).argmin())
+    return float(np.clip((low[place] + high[place]) / 2, 1e-9, 1 - 1e-9))
 
 
 @dataclass(frozen=True, eq=False)

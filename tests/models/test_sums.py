@@ -240,6 +240,21 @@ def test_the_second_class_is_said_as_often_as_it_was_released(share: float) -> N
         assert cut == (None if wanted == "accuracy" else wanted)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.45, 0.55])
+def test_a_cut_leaves_equal_rows_together(share: float) -> None:
+    """Two columns of yes and no; half of the rows are alike, and likelier of the second class."""
+    kinds = np.array([[0, 0], [0, 1], [1, 0], [1, 1]]) @ np.eye(2, 6)
+    which = np.random.default_rng(0).choice(4, 20_000, p=[0.3, 0.1, 0.5, 0.1])
+    x, chances = kinds[which].astype(np.float32), np.array([0.05, 0.1, share, 0.6])[which]
+    labels = (np.random.default_rng(1).random(len(x)) < chances).astype(np.int64)
+    student = fit_sums(release(fitted_map(x[:2000]), x, labels, 2), Task(x[:2000], SPEC, CLASSES))
+    said = [set(student.predict_indices(x[which == kind]).tolist()) for kind in range(4)]
+    assert all(len(each) == 1 for each in said)
+    reached = [0.0, 0.1, 0.6]
+    nearest = min(reached, key=lambda each: abs(each - labels.mean()))
+    assert student.predict_indices(x).mean() == pytest.approx(nearest, abs=0.02)
+
+
 def _ten_rows() -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], float]:
     x = draw_rows(2000, 1)
     return draw_rows(10, 0), x, draw_labels(x, 3), 1.0

@@ -17,6 +17,7 @@ from terrine_models.students.answers import (
     Answers,
     Floats,
 )
+from terrine_models.sums import cut_at_share
 from terrine_protocol.base import Record
 
 # How shares of two classes become labels; see `choose_threshold`.
@@ -165,19 +166,6 @@ def choose_threshold(
     if fewer == 1 and abs(likelier - share) <= 2 * answers.noise / np.sqrt(answers.known.sum()):
         return None
     return cut_at_share(second, share)
-
-
-def cut_at_share(second: Floats, share: float) -> float | None:
-    """Return the probability that so large a share of `second` [N] reaches, as nearly as can be.
-
-    It lies between two of them, so that rounding moves no row. None where all are the same.
-    """
-    values, counts = np.unique(second, return_counts=True)
-    if np.ptp(values) < 1e-9:
-        return None
-    reached = 1 - counts.cumsum()[:-1] / len(second)
-    place = int(np.abs(reached - share).argmin())
-    return float(np.clip((values[place] + values[place + 1]) / 2, 1e-9, 1 - 1e-9))
 
 
 OFFSET_STEPS = 300

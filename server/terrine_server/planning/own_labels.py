@@ -20,6 +20,7 @@ from terrine_models.data.arrays import Dataset
 from terrine_models.students.answers import Answers
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import PLAIN_METHOD, choose
+from terrine_models.sums import cut_at_share
 from terrine_server.planning.students import Draw, MeasuredStudent, Students
 
 # Of which models are trained. More changed AUCs by less than their errors.
@@ -72,7 +73,8 @@ def _measure(predict: Predict, draw: Draw, one_in: int = 1) -> MeasuredStudent:
     said, scores = shares.argmax(axis=1), None
     if len(sample.classes) == 2:  # the second is said as often as it occurs
         scores, second = shares[:, 1], sample.labels[own].mean()
-        said = (scores >= np.quantile(scores, 1 - second)).astype(np.int64)
+        cut = cut_at_share(scores, second)
+        said = said if cut is None else (scores >= cut).astype(np.int64)
     return MeasuredStudent(said, sample.labels[draw.tested], len(own), scores)
 
 
