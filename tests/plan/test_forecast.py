@@ -551,11 +551,12 @@ def test_of_unlabelled_pictures_those_vote_who_are_near() -> None:
 
 
 @pytest.mark.parametrize(("ahead", "way"), [(False, "neighbours"), (True, "sums")])
-def test_of_labelled_pictures_neighbours_vote_unless_sums_are_clearly_better(
+def test_of_labelled_pictures_neighbours_vote_unless_sums_are_beyond_them(
     ahead: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "_list_teacher_projects", lambda setting: [])
-    monkeypatch.setattr(Students, "is_clearly_better", lambda *_, **__: ahead)
+    if ahead:
+        monkeypatch.setattr(Students, "is_beyond", lambda *_: True)
     found = chosen(public_pictures(400), replace(SETTING, rows=400))
     assert found.first.option == way
     assert {each.first.option for each in found.options} == {"neighbours", "sums"}

@@ -322,6 +322,12 @@ class Students:
             leads = [(lead + more, error) for (lead, error), more in zip(leads, added, strict=True)]
         return _exceeds(leads, 0)
 
+    def is_beyond(self, other: Students) -> bool:
+        """Return whether their range, of AUC or balanced accuracy, is above that of others."""
+        ranges = (each.auc or each.balanced_accuracy for each in (self, other))
+        (least, _), (_, most) = ranges
+        return least > most
+
     @property
     def _are_ranked(self) -> bool:
         return all(each.is_ranked for each in self.tested)

@@ -119,17 +119,21 @@ def _explain_choice(forecast: Forecast) -> str:
     said = []
     if worse := [each for each in others if each.worse]:
         said.append(f"clearly better than those of {_join(worse)}")
-    if alike := [each for each in others if not each.worse]:
+    ahead = [each for each in others if _is_ahead(each, forecast)]
+    if alike := [each for each in others if not each.worse and each not in ahead]:
         said.append(f"about as good as those of {_join(alike)}")
         if isinstance(forecast.first, SumProject):
             said.append("made in least time")
     measure = "balanced accuracy" if forecast.students.auc is None else "AUC"
-    found = f"In trials on public rows, by {measure}, its students were {', and '.join(said)}."
-    if isinstance(forecast.first, NeighbourProject) and any(
-        isinstance(each.first, SumProject) for each in alike
-    ):
-        found += " More records than stood in help neighbours more than sums."
-    return found
+    if ahead:
+        more = "neighbours may gain by all the records that did not stand in"
+        said.append(f"behind those of {_join(ahead)} by less than {more}")
+    return f"In trials on public rows, by {measure}, its students were {', and '.join(said)}."
+
+
+def _is_ahead(option: Option, forecast: Forecast) -> bool:
+    found, students = option.students, forecast.students
+    return found is not None and students is not None and found.is_clearly_better(students)
 
 
 def describe_columns(data: ProjectData) -> str:
