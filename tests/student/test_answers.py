@@ -18,11 +18,11 @@ from terrine_models.students.calibration import (
     calibrate,
     choose_threshold,
     confine_rarer_class,
-    cut_at_share,
     place_cut,
 )
 from terrine_models.students.models import Task, Training
 from terrine_models.students.selection import choose
+from terrine_models.sums import cut_at_share
 from terrine_protocol import ProjectInfo
 
 SMALL = InputSpec(shape=(8, 8), dtype="uint8", low=0, high=16)
