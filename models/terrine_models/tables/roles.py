@@ -43,9 +43,6 @@ MAX_CLASSES = 100
 # Of values that are no numbers, how many are shown, and of each how many characters.
 MAX_STRAYS_SHOWN = 3
 MAX_STRAY_CHARACTERS = 30
-# Rows of each on average: where a few values of a bare noun such as "subject" are in more, they are
-# categories, as the parties of voters are.
-MAX_ROWS_OF_FEW_PEOPLE = 100
 # Numbers of equally many digits that repeat are asked about from here on: smaller ones are more
 # often quantities.
 MIN_CODE = 10_000
@@ -136,11 +133,6 @@ def _may_be_a_category_of_people(column: ColumnStats) -> bool:
     return few and is_noun_for_person(column.name)
 
 
-def _is_a_category_of_people(column: ColumnStats) -> bool:
-    """Whether they are too few for so many rows to be people."""
-    return _may_be_a_category_of_people(column) and column.rows_per_value > MAX_ROWS_OF_FEW_PEOPLE
-
-
 def is_certain_group(column: ColumnStats) -> bool:
     """Whether the name says for certain that the column identifies people."""
     return _names_people(column) and not _may_be_a_category_of_people(column)
@@ -224,8 +216,7 @@ class People:
 
 def find_group(columns: Sequence[ColumnStats]) -> ColumnStats | None:
     """Return the column that identifies people; if several do, the one with fewest people."""
-    named = filter(_names_people, columns)
-    nouns = [column for column in named if not _is_a_category_of_people(column)]
+    nouns = [column for column in columns if _names_people(column)]
     certain = list(filter(is_certain_group, nouns))
     records = [column for column in columns if _names_repeated_records(column)]
     found = certain or nouns or records or [c for c in columns if _numbers_people(c)]
@@ -473,8 +464,7 @@ def guess_role(column: ColumnStats, people: People | None) -> RoleGuess:
         return leave_out(column, "empty in every row")
     if _names_people(column):
         if _may_be_a_category_of_people(column):
-            known = "" if people is None else f"The group is {people.name}. "
-            return describe_feature(column, f"{known}If {name} names people, use --group {name}.")
+            return describe_feature(column, keep_or_group)
         why = "identifies people" if people is None else f"identifies people, as {people.name} does"
         return leave_out(column, why, keep_or_group)
     if _names_contact(column):
