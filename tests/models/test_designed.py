@@ -32,6 +32,7 @@ from terrine_models.tables.designed import (
     margin_questions,
 )
 from terrine_models.tables.loading import encoded_input, load_table
+from terrine_models.teachers import training
 from terrine_models.teachers.editions import forget
 from terrine_models.teachers.ensemble import Ensemble
 from terrine_models.teachers.manifests import Manifest, load_manifest, save_manifest
@@ -284,7 +285,7 @@ def interrupt(done: int) -> None:
 
 
 def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random, key = np.random.default_rng(0), bytes(32)
     columns = [COLUMNS[0], COLUMNS[1], COLUMNS[3], COLUMNS[-1]]
@@ -314,13 +315,17 @@ def test_who_leaves_answers_no_more_and_heads_that_stay_are_levelled_as_before(
         "release": release,
         "key": key,
     }
-    assert load_begun_pool(tmp_path / "heads") is None
+    another = even_pool(schema, rows=300, seed=1)
+    with monkeypatch.context() as killed:
+        killed.setattr(training, "_save_pool", lambda work, pool, files: interrupt(0))
+        with pytest.raises(KeyboardInterrupt):
+            train_ensemble(data, tmp_path / "heads", **{**begun, "pool": another})
+    assert load_begun_pool(tmp_path / "heads") is None, "another is drawn, with other features"
     with pytest.raises(KeyboardInterrupt):
         train_ensemble(data, tmp_path / "heads", **begun, on_trained=interrupt)
     kept = load_begun_pool(tmp_path / "heads")
     assert kept is not None, "what was released is not drawn anew"
     assert kept.to_bytes() == pool.to_bytes()
-    another = even_pool(schema, rows=300, seed=1)
     with pytest.raises(TrainingError):
         train_ensemble(data, tmp_path / "heads", **{**begun, "pool": another})
 

@@ -191,10 +191,13 @@ def load_begun_pool(out: Path) -> DesignedPool | None:
 
 
 def _begin_or_resume(work: Path, plan: EnsemblePlan, of_data: str) -> dict[str, str]:
-    """Files that an earlier, interrupted call completed, with their digests."""
+    """Files that an earlier, interrupted call completed, with their digests.
+
+    None until its progress is saved, with the pool: without that one, another would be drawn, of
+    which other features follow.
+    """
     note = work / PROGRESS_FILE
     if not note.exists():
-        _save_progress(work, plan, of_data, {})
         return {}
     try:
         found = json.loads(note.read_bytes())
