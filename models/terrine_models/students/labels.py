@@ -187,12 +187,6 @@ def fit_public(task: Task, labels: PublicLabels, tell: Tell = lambda line: None)
     )
 
 
-def fit_same(public: PublicModel, task: Task, labels: PublicLabels) -> Student:
-    """Train a student of other public labels by the method of a model, without calibrating it."""
-    both, known = _with_labels(task, labels)
-    return _methods(both, public.rounds)[public.method].fit(both, known)
-
-
 def _methods(task: Task, rounds: int | None = None) -> dict[str, StudentMethod]:
     """What is tried: of tables without texts, regression and trees; else what suits the inputs.
 
