@@ -76,7 +76,7 @@ MAP_ARRAYS = ("centre", "basis", "stretch")
 class _About(Record):
     """What an archive says of itself."""
 
-    format: Literal["terrine-sums-1"] = "terrine-sums-1"
+    format: Literal["terrine-sums-2"] = "terrine-sums-2"
     input: InputSpec
     features: FeatureSpec
     norm: Annotated[int, Field(ge=1, le=MAX_NORM)]

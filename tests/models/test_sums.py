@@ -371,7 +371,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "no noise": lambda: _about(b'"sigma":1.0', b'"sigma":0.0'),
     "nobody": lambda: _about(b'"units":100', b'"units":0'),
     "a norm beyond the greatest": lambda: _about(b'"norm":1024', b'"norm":99999'),
-    "another format": lambda: _about(b"terrine-sums-1", b"terrine-sums-9"),
+    "another format": lambda: _about(b"terrine-sums-2", b"terrine-sums-9"),
 }
 
 
